@@ -1,17 +1,17 @@
 """What PostgreSQL's jsonb and Python's json do to a value, done beforehand. Pure.
 
-A value that PostgreSQL refuses aborts the caller's transaction, so it is refused here, before any SQL. What comes back changed is
-changed here first, so that the result of `enqueue` equals what `get_result` reads later:
+A value that PostgreSQL refuses aborts the caller's transaction, so it is refused here, before any SQL. What comes back
+changed is changed here first, so that the result of `enqueue` equals what `get_result` reads later:
 
 - jsonb keeps numbers as decimals. Python writes a float of 1e16 or more with an exponent, jsonb gives it back as digits
-  without a point: an int. 1e16 becomes 10000000000000000, and 1e23 becomes 10 ** 23 (which is not `int(1e23)`). -0.0 becomes
-  0.0. All other floats keep value and type.
+  without a point: an int. 1e16 becomes 10000000000000000, and 1e23 becomes 10 ** 23 (which is not `int(1e23)`).
+  -0.0 becomes 0.0. All other floats keep value and type.
 - jsonb does not keep the order of keys.
-- JSON has lists only, and text keys only: tuples and other sequences become lists, mappings dicts; a key that is an int, a
-  float, a bool or None becomes its JSON text. UTF-8 bytes become str and subclasses of str, int and float the plain
-  type, as in Django's `normalize_json`.
-- NUL characters, lone surrogates, NaN and infinities have no place in jsonb; integers of more than `MAX_DIGITS` digits have,
-  but Python does not read them back.
+- JSON has lists only, and text keys only: tuples and other sequences become lists, mappings dicts; a key that is an
+  int, a float, a bool or None becomes its JSON text. UTF-8 bytes become str and subclasses of str, int and float the
+  plain type, as in Django's `normalize_json`.
+- NUL characters, lone surrogates, NaN and infinities have no place in jsonb; integers of more than `MAX_DIGITS` digits
+  have, but Python does not read them back.
 
 Checked against PostgreSQL 15 and 18 with 300,000 floats of random bits: no difference.
 """
@@ -29,10 +29,10 @@ from typing import Any
 
 from django_dhara.errors import PayloadError, PayloadTooLarge, PayloadTypeError
 
-__all__ = ["MAX_DEPTH", "MAX_DIGITS", "compact", "fitting", "normalised"]
+__all__ = ["MAX_DEPTH", "MAX_DIGITS", "UNFIT", "Walk", "compact", "fitting", "normalised"]
 
-#: Levels of lists and objects in one another, the list of arguments being the first. PostgreSQL parses about 6,000 on its
-#: default stack, Python's json gives up near its recursion limit of 1,000; this leaves room for the stack of the caller.
+#: Levels of lists and objects in one another, the list of arguments being the first. PostgreSQL parses about DEPTH_PG
+#: on its default stack, Python 3.11's json gives up near the recursion limit of 1,000; this leaves room for the caller.
 MAX_DEPTH = 200
 
 #: Digits of an integer. Python refuses to read longer ones unless told otherwise (CVE-2020-10735).
@@ -41,7 +41,8 @@ MAX_DIGITS = sys.int_info.default_max_str_digits
 #: The text of a normalised value.
 compact = JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":")).encode
 
-_UNFIT = re.compile("[\0\ud800-\udfff]")
+#: The characters that no text in PostgreSQL can hold: NUL, and halves of a surrogate pair, which UTF-8 does not have.
+UNFIT = re.compile("[\0\ud800-\udfff]")
 
 
 def normalised(value: object, root: str, walk: "Walk") -> Any:
@@ -76,8 +77,8 @@ def fitting(text: str, root: str, max_bytes: int) -> str:
 class Walk:
     """The settings of one walk, and the budget that ends it early.
 
-    Every value is charged with less than the bytes of its text, so a small object that refers to one list a billion times
-    is refused after `max_bytes` steps, not after a billion.
+    No value is charged with more than the bytes of its text. So nothing that fits is refused, and a small object that
+    refers to one list a billion times is refused after at most `max_bytes` steps, not after a billion.
     """
 
     __slots__ = ("left", "max_bytes", "mend", "strict")
@@ -189,12 +190,12 @@ def _str(value: str, walk: Walk, depth: int) -> str:
 
 
 def _odd_str(value: str, walk: Walk) -> Any:
-    unfit = _UNFIT.search(value)
+    unfit = UNFIT.search(value)
     if unfit is None:
         return value
     what = "a NUL character" if unfit[0] == "\0" else f"a lone surrogate ({unfit[0]!a})"
     reason = f"a str with {what} at index {unfit.start()}; PostgreSQL cannot store it, remove it or send base64"
-    return walk.mended(_UNFIT.sub("\ufffd", value), reason)
+    return walk.mended(UNFIT.sub("\ufffd", value), reason)
 
 
 def _int(value: int, walk: Walk, depth: int) -> int:
@@ -293,7 +294,7 @@ _BY_BASE: tuple[tuple[type, Callable[[Any, int], Any], _Rule], ...] = (
     (Sequence, lambda value, most: list(islice(value, most)), _list),
 )
 
-#: What to send instead, by the name of the class or of one that it inherits from; names, so that nothing is imported for it.
+#: What to send instead, by the name of the class or of one that it inherits from: names, to import nothing for it.
 _REMEDIES = {
     "datetime.date": "send value.isoformat()",
     "datetime.time": "send value.isoformat()",

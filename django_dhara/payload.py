@@ -4,7 +4,6 @@ What is refused and what comes back changed is explained in jsonb.py.
 """
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -18,7 +17,7 @@ from typing import Any, NoReturn
 from unicodedata import category
 
 from django_dhara.errors import PayloadError, PayloadTypeError
-from django_dhara.jsonb import MAX_DEPTH, Walk, compact, fitting, normalised
+from django_dhara.jsonb import MAX_DEPTH, UNFIT, Walk, compact, fitting, normalised
 
 __all__ = [
     "MAX_DEPTH",
@@ -48,7 +47,8 @@ _canonical = JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", "
 #: Where code lives that fails on behalf of the project: Python itself (frozen modules too) and this package.
 _LIBRARIES = (os.path.dirname(os.__file__) + os.sep, "<frozen ", os.path.dirname(__file__) + os.sep)
 
-_UNFIT = re.compile("[\0\ud800-\udfff]")
+# By the descriptor of type itself: a metaclass may have a `__name__` of its own, and that may raise.
+_class_name = type.__dict__["__name__"].__get__
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ def decode(text: str) -> tuple[list[Any], dict[str, Any]]:
         text: the JSON text, as PostgreSQL prints it.
 
     Raises:
-        PayloadError: with the reason, if it is no JSON, has another shape, an integer above Python's limit of digits, or
-            more than `MAX_DEPTH` levels. Nothing else is raised.
+        PayloadError: with the reason, if it is no JSON, has another shape, an integer above Python's limit of digits,
+            or more than `MAX_DEPTH` levels. Nothing else is raised.
     """
     try:
         row = loads(text, parse_constant=_refuse_constant)
@@ -118,9 +118,9 @@ def decode(text: str) -> tuple[list[Any], dict[str, Any]]:
 def canonical_hash(encoded: Encoded) -> bytes:
     """Return 16 bytes that are equal for calls with equal arguments, whatever the order of their keys.
 
-    Equal means: what the function receives is equal and of the same type. So 1, 1.0 and True differ, as they do in JSON,
-    while (1, 2) and [1, 2], or 1e16 and 10 ** 16, are the same after normalisation. What `decode` reads back from the
-    stored row hashes the same.
+    Equal means: what the function receives is equal and of the same type. So 1, 1.0 and True differ, as they do in
+    JSON, while (1, 2) and [1, 2], or 1e16 and 10 ** 16, are the same after normalisation. What `decode` reads back from
+    the stored row hashes the same.
     """
     text = _canonical({"args": encoded.args, "kwargs": encoded.kwargs})
     return blake2b(text.encode(), digest_size=16).digest()
@@ -174,7 +174,7 @@ def clean_text(text: str, *, max_bytes: int) -> str:
     """
     text = str.__str__(text)
     if not text.isascii() or "\0" in text:
-        text = _UNFIT.sub("\ufffd", text)
+        text = UNFIT.sub("\ufffd", text)
     if len(text) * 4 <= max_bytes:
         return text
     data = text.encode()
@@ -184,12 +184,13 @@ def clean_text(text: str, *, max_bytes: int) -> str:
 def describe_exception(exc: BaseException, *, max_bytes: int) -> Described:
     """Describe an exception for the history of its task, whatever its class does.
 
-    Nothing is ever raised here: where `str()` or an attribute of the exception raises (anything, KeyboardInterrupt too), a
-    placeholder says so. Of a long chain, a big group or a deep stack only a part is formatted, so the cost is bounded.
+    Nothing is ever raised here: where `str()` or an attribute of the exception raises (anything, KeyboardInterrupt
+    too), a placeholder says so. Of a long chain, a big group or a deep stack only a part is formatted, so the cost is
+    bounded.
 
     The fingerprint, 16 hexadecimal digits, is equal for failures that are the same to a person: class path, and module
-    and function of the innermost frame that is not in a library. Neither the message, nor a line number, nor a path counts,
-    so that the next release and another host give the same.
+    and function of the innermost frame that is not in a library. Neither the message, nor a line number, nor a path
+    counts, so that the next release and another host give the same.
 
     Args:
         exc: the exception.
@@ -285,7 +286,7 @@ def _attempt(call: Callable[[], str], what: str) -> str:
     try:
         return str.__str__(call())
     except BaseException as problem:  # noqa: BLE001 - whatever a class of the user does, its failure is recorded
-        return f"<{what} could not be read: {type(problem).__name__}>"
+        return f"<{what} could not be read: {_class_name(type(problem))}>"
 
 
 def _class_path(exc: BaseException) -> str:
@@ -371,16 +372,15 @@ def _members(exc: BaseException, budget: _Budget) -> str:
 
 
 def _fingerprint(exc: BaseException, class_path: str) -> str:
-    place = _attempt(lambda: _place(exc.__traceback__), "the place")
+    place = _attempt(lambda: _place(exc.__traceback__), "the place")  # the placeholder stands for "no traceback", too
     return blake2b(f"{class_path}|{place}".encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
 def _place(stack: TracebackType | None) -> str:
-    frame = None
-    for each, _ in walk_tb(stack):
-        if frame is None or not _is_library(each.f_code.co_filename):
-            frame = each
-    return "" if frame is None else f"{frame.f_globals.get('__name__')}:{frame.f_code.co_qualname}"
+    frames = [frame for frame, _ in walk_tb(stack)]
+    ours = [frame for frame in frames if not _is_library(frame.f_code.co_filename)]
+    innermost = (ours or frames)[-1]
+    return f"{innermost.f_globals.get('__name__')}:{innermost.f_code.co_qualname}"
 
 
 @lru_cache(maxsize=1024)

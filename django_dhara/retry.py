@@ -1,7 +1,8 @@
 """When to try a failed task again: backoff policies, and a guard around those that users write. Pure.
 
-A policy is any callable `backoff(exception, task_result)` that answers with the seconds to wait, or with None for "never again".
-Django's open proposals for retries name it so. The number of the attempt that failed is `task_result.attempts`.
+A policy is any callable `backoff(exception, task_result)` that answers with the seconds to wait, or with None for
+"never again"; Django's open proposals for retries name it so. The number of the attempt that failed is
+`task_result.attempts`.
 """
 
 import math
@@ -18,7 +19,7 @@ __all__ = ["MAX_DELAY", "NEVER", "Backoff", "by_exception", "constant", "delay_f
 #: Answers how many seconds to wait before the next attempt, or None: do not retry.
 Backoff: TypeAlias = Callable[[BaseException, "TaskResult[..., Any]"], float | None]
 
-#: Seconds. A retry further away than a month is a slip of units (milliseconds, a timestamp); such an answer is cut to this.
+#: Seconds. A retry further away than a month is a slip of units (milliseconds, a timestamp); it is cut to this.
 MAX_DELAY = 31 * 24 * 3600.0
 
 #: Seconds to wait when the user's policy and the default one are both broken: no spinning, no lost task.
@@ -165,9 +166,9 @@ def delay_from(
 ) -> tuple[float | None, BaseException | None]:
     """Ask a policy for the delay before the next attempt, and never fail or spin because of it.
 
-    A policy that raises (anything, KeyboardInterrupt and SystemExit too: the failed run must still be settled) or answers
-    with something that is no delay (NaN, an infinity, a negative number, a bool, another type) is replaced by `default` for this
-    once, and that by `LAST_RESORT`. More than `MAX_DELAY` is cut to `MAX_DELAY`.
+    A policy that raises (anything, KeyboardInterrupt and SystemExit too: the failed run must still be settled) or
+    answers with something that is no delay (NaN, an infinity, a negative number, a bool, another type) is replaced by
+    `default` for this once, and that by `LAST_RESORT`. More than `MAX_DELAY` is cut to `MAX_DELAY`.
 
     Args:
         backoff: the policy of the task.
@@ -176,7 +177,7 @@ def delay_from(
         default: the policy of the backend.
 
     Returns:
-        The seconds to wait, or None: do not retry; and the problem with `backoff`, if there was one, to be logged.
+        The seconds to wait, or None: do not retry. And the problem with `backoff`, to be logged, if there was one.
     """
     delay, problem = _ask(backoff, exception, task_result)
     if problem is None or delay is not None:

@@ -1,0 +1,10 @@
+"""The Django app: label `dhara`, tables `dhara_*`."""
+
+from django.apps import AppConfig
+
+
+class DharaConfig(AppConfig):
+    name = "django_dhara"
+    label = "dhara"
+    verbose_name = "Dhara task queue"
+    default_auto_field = "django.db.models.BigAutoField"

@@ -1,0 +1,100 @@
+"""The `django.tasks` backend. Importing it, or making one, imports no model: `@task` does so while apps load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from asgiref.sync import sync_to_async
+
+from django_dhara import conf, payload
+from django_dhara.compat import BaseTaskBackend, DjangoTask, InvalidTask, TaskResultDoesNotExist
+from django_dhara.tasks import Call, Task
+
+if TYPE_CHECKING:
+    from django_dhara.results import TaskResult
+
+#: An entry of the index that a claim walks holds the queue's name.
+MAX_QUEUE_NAME_LENGTH = 255
+
+
+class DharaBackend(BaseTaskBackend):
+    """`{"BACKEND": "django_dhara.backend.DharaBackend", "QUEUES": [], "OPTIONS": {...}}`; options: see `conf.Options`."""
+
+    task_class = Task
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    @cached_property
+    def settings(self) -> conf.Options:
+        """The options, read at first use: a mistake in them is a system check, not a failing import."""
+        return conf.read(self.alias, self.options)
+
+    def validate_task(self, task: DjangoTask) -> None:
+        """Django's rules, and a queue name that PostgreSQL can hold.
+
+        Raises:
+            InvalidTask: (Django's)
+        """
+        super().validate_task(task)
+        try:
+            payload.check_text(task.queue_name, "queue_name", max_length=MAX_QUEUE_NAME_LENGTH)
+        except ValueError as error:
+            raise InvalidTask(str(error)) from None
+
+    def enqueue(self, task: DjangoTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult:
+        """Insert a task in the caller's transaction; see `enqueue.enqueue`."""
+        return self.enqueue_many([Call(task, tuple(args), kwargs)])[0]
+
+    def enqueue_many(self, calls: Iterable[Call]) -> list[TaskResult]:
+        """Insert tasks by one statement per thousand; results come in the order of `calls`."""
+        from django_dhara.enqueue import enqueue
+
+        return enqueue(self, list(calls))
+
+    def get_result(self, result_id: str) -> TaskResult:
+        """Read a task from the database that it is written to, never from a replica.
+
+        Raises:
+            TaskResultDoesNotExist: (Django's) no such row, or no id at all.
+        """
+        for result in read_results(self.settings.database, [_as_uuid(result_id)]):
+            return result
+        raise TaskResultDoesNotExist(result_id)
+
+    async def aget_result(self, result_id: str) -> TaskResult:
+        """See `get_result()`."""
+        return await sync_to_async(self.get_result, thread_sensitive=True)(result_id)
+
+    def check(self, **kwargs: Any) -> list[Any]:
+        """The system checks of this alias; see `checks.py`."""
+        from django_dhara.checks import check_backend
+
+        return list(check_backend(self))
+
+
+def _as_uuid(result_id: str) -> UUID:
+    try:
+        return UUID(str(result_id))
+    except ValueError:
+        raise TaskResultDoesNotExist(result_id) from None
+
+
+def read_results(alias: str, ids: Iterable[UUID]) -> Iterator[TaskResult]:
+    """The results of the tasks with these ids, as far as they exist."""
+    from django.db.models import TextField
+    from django.db.models.functions import Cast
+
+    from django_dhara import results
+    from django_dhara.models import Attempt
+    from django_dhara.models import Task as Row
+
+    # The payload is decoded by our own hands: a row written by anybody may hold what Python's json cannot read.
+    rows = Row.objects.using(alias).filter(id__in=list(ids)).annotate(text=Cast("payload", TextField()))
+    for row in rows.defer("payload"):
+        attempts = Attempt.objects.using(alias).filter(task_id=row.id).order_by("id")
+        yield results.from_row(row, attempts, *payload.decode(row.text))

@@ -1,0 +1,276 @@
+"""A call becomes a row, in the caller's transaction.
+
+Everything that can be wrong with a call is found before any SQL, so that an error never aborts the caller's transaction.
+The row is inserted on the caller's own connection: it commits, or vanishes, with what the caller wrote there.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.db import OperationalError, connections, transaction
+
+from django_dhara import payload, results, wakeup
+from django_dhara.compat import DjangoTask, task_enqueued
+from django_dhara.errors import IdempotencyConflict, IsolationError, PayloadError
+from django_dhara.signals import announce, task_committed
+from django_dhara.states import State
+from django_dhara.tasks import Call, Task, bind_arguments
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from django_dhara.backend import DharaBackend
+    from django_dhara.results import TaskResult
+
+try:
+    from uuid import uuid7  # type: ignore[attr-defined]  # Python 3.14
+except ImportError:
+    from uuid_utils.compat import uuid7
+
+#: Rows in one INSERT. Larger statements gain nothing more (performance.md, Why 12).
+CHUNK = 1000
+
+#: The task whose function is running here; what it enqueues has it as its parent.
+current_task: ContextVar[UUID | None] = ContextVar("dhara_current_task", default=None)
+
+
+class AliasWarning(RuntimeWarning):
+    """An enqueue while a transaction is open on another database only: the task will not roll back with it."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """A checked call, with the values of its columns."""
+
+    task: DjangoTask
+    encoded: payload.Encoded
+    id: UUID
+    function: str
+    key: str | None
+    hash: bytes | None
+    metadata: str | None
+    max_attempts: int
+    timeout: float | None
+    delay_seconds: float | None
+    result: TaskResult | None = None
+
+
+def enqueue(backend: DharaBackend, calls: Sequence[Call]) -> list[TaskResult]:
+    """Insert the tasks of `calls` and return their results in the same order.
+
+    Raises:
+        ArgumentsError, PayloadError: before any SQL.
+        IdempotencyConflict: a key is taken by a task with other arguments; none of the calls is enqueued.
+        IsolationError: a race for a key in a transaction above READ COMMITTED.
+    """
+    rows = [_check(backend, call) for call in calls]
+    connection = connections[backend.settings.database]
+    _warn_of_other_alias(connection)
+    if len(rows) == 1:
+        _insert(connection, backend, rows)
+    else:
+        _insert_many(connection, backend, rows)
+    made = [row.result for row in rows if row.result is not None]
+    _announce(connection, backend, made)
+    return made
+
+
+def _check(backend: DharaBackend, call: Call) -> _Row:
+    task, options = call.task, backend.settings
+    backend.validate_task(task)
+    bind_arguments(task, call.args, call.kwargs)
+    try:
+        encoded = payload.encode(
+            call.args, call.kwargs, max_bytes=options.max_payload_bytes, strict=options.strict_json
+        )
+    except PayloadError as error:
+        error.add_note(f"Nothing of this call of {task.module_path} was enqueued.")
+        raise
+    ours = task if isinstance(task, Task) else None
+    key = ours.idempotency_key if ours else None
+    metadata = ours.metadata if ours else None
+    return _Row(
+        task=task,
+        encoded=encoded,
+        id=uuid7(),
+        function=task.module_path,
+        key=key,
+        hash=payload.canonical_hash(encoded) if key is not None else None,
+        metadata=None if metadata is None else payload.encode_metadata(metadata, max_bytes=options.max_payload_bytes),
+        max_attempts=(ours and ours.max_attempts) or options.max_attempts,
+        timeout=ours.timeout if ours else None,
+        delay_seconds=ours.delay.total_seconds() if ours and ours.delay is not None else None,
+    )
+
+
+def _warn_of_other_alias(connection: BaseDatabaseWrapper) -> None:
+    if connection.in_atomic_block:
+        return
+    for other in connections.all(initialized_only=True):
+        if other.in_atomic_block:
+            warnings.warn(
+                f"A transaction is open on {other.alias!r}, but this task is enqueued on {connection.alias!r}: "
+                f"it will not roll back with it. Open the transaction with atomic(using={connection.alias!r}).",
+                AliasWarning,
+                stacklevel=5,
+            )
+
+
+def _insert_many(connection: BaseDatabaseWrapper, backend: DharaBackend, rows: list[_Row]) -> None:
+    # Keys in one order everywhere, or two bulk enqueues with crossed keys would wait for each other.
+    ordered = sorted(rows, key=lambda row: (row.function, row.key or ""))
+    keyed = any(row.key is not None for row in rows)
+    if len(ordered) <= CHUNK and not keyed:
+        return _insert(connection, backend, ordered)
+    with transaction.atomic(using=connection.alias, savepoint=keyed):
+        for start in range(0, len(ordered), CHUNK):
+            _insert(connection, backend, ordered[start : start + CHUNK])
+
+
+#: Arrays, one element a row: the same statement for one task and for a thousand. COPY cannot skip a taken key.
+_INSERT = """
+INSERT INTO dhara_task (id, backend, function, queue, priority, run_at, payload, payload_hash, idempotency_key,
+                        max_attempts, timeout, metadata, parent_id, state, enqueued_at)
+SELECT call.id, %s, call.function, call.queue, call.priority,
+       coalesce(call.run_at, statement_timestamp() + make_interval(secs => coalesce(call.delay, 0))),
+       call.payload, call.hash, call.key, call.max_attempts, call.timeout, call.metadata, %s,
+       'PENDING', statement_timestamp()
+FROM unnest(%s::uuid[], %s::text[], %s::text[], %s::smallint[], %s::timestamptz[], %s::float8[], %s::text[]::jsonb[],
+            %s::bytea[], %s::text[], %s::int[], %s::float8[], %s::text[]::jsonb[])
+     AS call(id, function, queue, priority, run_at, delay, payload, hash, key, max_attempts, timeout, metadata)
+ON CONFLICT (function, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
+RETURNING id, enqueued_at, run_at
+"""
+
+
+def _insert(connection: BaseDatabaseWrapper, backend: DharaBackend, rows: list[_Row]) -> None:
+    missing = rows
+    while missing:
+        made = {id_: times for id_, *times in _execute(connection, _INSERT, _columns(backend, missing))}
+        for row in missing:
+            if row.id in made:
+                row.result = _result(backend, row, *made[row.id])
+        # The rest met its key. It is read by a second statement, since the snapshot of the first is older than a
+        # row that it waited for; and should that row be pruned in between, the insert is tried again.
+        taken = [row for row in missing if row.id not in made]
+        _read_taken(connection, taken)
+        missing = [row for row in taken if row.result is None]
+
+
+def _columns(backend: DharaBackend, rows: list[_Row]) -> list[Any]:
+    return [
+        backend.alias,
+        current_task.get(),
+        [row.id for row in rows],
+        [row.function for row in rows],
+        [row.task.queue_name for row in rows],
+        [int(row.task.priority) for row in rows],
+        [row.task.run_after for row in rows],
+        [row.delay_seconds for row in rows],
+        [row.encoded.text for row in rows],
+        [row.hash for row in rows],
+        [row.key for row in rows],
+        [row.max_attempts for row in rows],
+        [row.timeout for row in rows],
+        [row.metadata for row in rows],
+    ]
+
+
+def _execute(connection: BaseDatabaseWrapper, sql: str, parameters: list[Any]) -> list[tuple[Any, ...]]:
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(sql, parameters)
+            return list(cursor.fetchall())
+    except OperationalError as error:
+        if getattr(error.__cause__, "sqlstate", None) != "40001":
+            raise
+        raise IsolationError(
+            "This transaction is above READ COMMITTED, and another one has taken the same idempotency key meanwhile: "
+            "run the transaction again from its start."
+        ) from error
+
+
+#: Later code may not know the function any more, so the row is told by columns only.
+_TAKEN = """
+SELECT task.function, task.idempotency_key, task.id, task.payload_hash, task.payload::text
+FROM dhara_task task JOIN unnest(%s::text[], %s::text[]) AS wanted(function, key)
+  ON task.function = wanted.function AND task.idempotency_key = wanted.key
+"""
+
+
+def _read_taken(connection: BaseDatabaseWrapper, rows: list[_Row]) -> None:
+    if not rows:
+        return
+    wanted = [[row.function for row in rows], [row.key for row in rows]]
+    found = {(function, key): rest for function, key, *rest in _execute(connection, _TAKEN, wanted)}
+    for row in rows:
+        match found.get((row.function, row.key or "")):
+            case [id_, hash_, text]:
+                _check_same_arguments(row, id_, hash_, text)
+                row.result = _existing(connection, row, id_)
+
+
+def _check_same_arguments(row: _Row, id_: UUID, hash_: bytes | memoryview, text: str) -> None:
+    if bytes(hash_) != row.hash:
+        raise IdempotencyConflict(
+            f"idempotency_key {row.key!r} of {row.function} belongs to task {id_} with other arguments: "
+            f"it has {_short(text)}, this call has {_short(row.encoded.text)}. Use another key, or the same arguments."
+        )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _existing(connection: BaseDatabaseWrapper, row: _Row, id_: UUID) -> TaskResult | None:
+    from django_dhara.backend import read_results
+
+    for result in read_results(connection.alias, [id_]):
+        object.__setattr__(result, "duplicate", True)
+        object.__setattr__(result, "committed", False)
+        return result
+    return None
+
+
+def _result(backend: DharaBackend, row: _Row, enqueued_at: datetime, run_at: datetime) -> TaskResult:
+    return results.make(
+        results.enqueued_task(row.task, run_after=run_at),
+        id=str(row.id),
+        state=State.PENDING,
+        enqueued_at=enqueued_at,
+        started_at=None,
+        last_attempted_at=None,
+        finished_at=None,
+        args=row.encoded.args,
+        kwargs=row.encoded.kwargs,
+        backend=backend.alias,
+        errors=[],
+        worker_ids=[],
+        committed=False,
+    )
+
+
+def _announce(connection: BaseDatabaseWrapper, backend: DharaBackend, made: list[TaskResult]) -> None:
+    for result in made:
+        if not result.duplicate:
+            announce(task_enqueued, type(backend), task_result=result)
+    transaction.on_commit(lambda: _committed(backend, made), using=connection.alias, robust=True)
+
+
+def _committed(backend: DharaBackend, made: list[TaskResult]) -> None:
+    """Runs once the rows are really there: an `atomic()` block that ended without an exception proves no commit."""
+    for result in made:
+        object.__setattr__(result, "committed", True)
+    new = [result for result in made if not result.duplicate]
+    if task_committed.receivers:
+        for result in new:
+            announce(task_committed, type(backend), task_result=result)
+    if new and backend.settings.notify:
+        wakeup.send(backend, {result.task.queue_name for result in new})

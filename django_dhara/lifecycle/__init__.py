@@ -1,0 +1,49 @@
+"""Every write of a task's state after its insert: one function per arrow of `states.py`.
+
+    claim.py     pending -> running
+    runs.py      what a run writes: settle, renew, report
+    reaper.py    what nobody's run writes: rescue, prune
+    operator.py  what a person asks for: cancel, revive, run now
+
+The rules that make them safe against each other:
+
+- The guard is in the WHERE and the answer is the rows that came back; nothing is read, checked and then written.
+- Every write of a run carries the number of its lease. A claim raises it, so a late worker matches no row.
+- A statement that touches many rows locks them first, in the order of their ids, and skips what somebody else has
+  locked: it neither waits nor deadlocks, and what it skipped comes again at the next tick.
+- Each function is one statement. A block that ended without an exception would prove no commit; returned rows do.
+- Time is `statement_timestamp()`: the database's, the same for the whole statement, and usable in an index condition.
+
+Each takes `execute`, which runs the statement: on the worker's own session, or on Django's connection (`sql.on`).
+"""
+
+from django_dhara.lifecycle.claim import Claim, Haul, Order, Wanted, claim
+from django_dhara.lifecycle.operator import Answer, Tally, cancel, cancel_all, revive, revive_all, run_now, run_now_all
+from django_dhara.lifecycle.reaper import Rescued, prune, rescue
+from django_dhara.lifecycle.runs import Ending, Renewal, Report, Settled, renew, report, settle
+
+__all__ = [
+    "Answer",
+    "Claim",
+    "Ending",
+    "Haul",
+    "Order",
+    "Renewal",
+    "Report",
+    "Rescued",
+    "Settled",
+    "Tally",
+    "Wanted",
+    "cancel",
+    "cancel_all",
+    "claim",
+    "prune",
+    "renew",
+    "report",
+    "rescue",
+    "revive",
+    "revive_all",
+    "run_now",
+    "run_now_all",
+    "settle",
+]

@@ -1,0 +1,140 @@
+"""What no run writes: taking back the tasks of dead workers, and deleting what has been finished for long enough."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+from uuid import UUID
+
+from django_dhara.models import Task, TaskQuerySet
+from django_dhara.sql import Execute, compiled, condition, text
+from django_dhara.states import State
+
+
+class Rescued(NamedTuple):
+    """A task that was taken from a lost run, and where it is now."""
+
+    id: UUID
+    function: str
+    queue: str
+    state: State
+
+
+#: A rescued task keeps its `run_at`, and so its place. After a restart of the server everybody gets one lease of
+#: grace: live workers come back and renew before anything is taken from them.
+_RESCUE = """/* dhara:rescue */
+WITH held AS MATERIALIZED ({abandoned}),
+rescued AS (
+    UPDATE dhara_task AS task
+    SET state = CASE WHEN task.cancel_requested_at IS NOT NULL THEN 'CANCELED'
+                     WHEN task.failures + task.lost + 1 >= task.max_attempts OR task.lost + 1 >= %(max_lost)s
+                         THEN 'DEAD'
+                     ELSE 'PENDING' END,
+        finished_at = CASE WHEN task.cancel_requested_at IS NOT NULL
+                                OR task.failures + task.lost + 1 >= task.max_attempts
+                                OR task.lost + 1 >= %(max_lost)s THEN statement_timestamp() END,
+        worker_id = CASE WHEN task.cancel_requested_at IS NOT NULL
+                              OR task.failures + task.lost + 1 >= task.max_attempts
+                              OR task.lost + 1 >= %(max_lost)s THEN task.worker_id END,
+        lost = task.lost + 1, lease_until = NULL,
+        error_class = 'django_dhara.errors.WorkerLost', error_fingerprint = 'WorkerLost'
+    FROM held
+    WHERE task.id = held.id AND task.state = 'RUNNING' AND task.lease_until < statement_timestamp()
+    RETURNING task.id, task.function, task.queue, task.state, task.lease, task.failures + task.lost AS number,
+              held.worker_id, task.attempted_at, held.lease_until
+),
+history AS (
+    INSERT INTO dhara_attempt (task_id, lease, number, worker_id, started_at, ended_at, ended, error_class, message,
+                               traceback)
+    SELECT id, lease, number, worker_id, attempted_at, statement_timestamp(), 'LOST',
+           'django_dhara.errors.WorkerLost',
+           'Worker ' || worker_id || ' died or was out of reach: its lease ran out at ' || lease_until || '.', ''
+    FROM rescued
+)
+SELECT id, function, queue, state FROM rescued
+"""
+
+
+def rescue(
+    execute: Execute, alias: str, backend: str, *, max_lost: int, grace_seconds: float, limit: int = 500
+) -> list[Rescued]:
+    """running -> pending, dead or canceled: tasks whose lease ran out.
+
+    Args:
+        grace_seconds: nothing is rescued so soon after a start of the server.
+        limit: at most so many; call again while it is reached.
+    """
+    parameters = {"backend": backend, "max_lost": max_lost, "grace": grace_seconds, "limit": limit}
+    return [
+        Rescued(id_, function, queue, State(state))
+        for id_, function, queue, state in execute(_rescue(alias), parameters)
+    ]
+
+
+@cache
+def _rescue(alias: str) -> str:
+    up_long_enough = condition("statement_timestamp() - pg_postmaster_start_time() > make_interval(secs => %(grace)s)")
+    abandoned = (
+        Task.objects.abandoned()
+        .filter(up_long_enough, backend=text("%(backend)s"))
+        .order_by("id")
+        .values_list("id", "worker_id", "lease_until")
+        .select_for_update(skip_locked=True, no_key=True)
+    )
+    return _RESCUE.format(abandoned=compiled(abandoned, alias, limit="%(limit)s"))
+
+
+#: Attempts go with their task; there is no foreign key that could do it.
+_PRUNE = """/* dhara:prune */
+WITH held AS MATERIALIZED ({finished}),
+gone AS (DELETE FROM dhara_task AS task USING held WHERE task.id = held.id RETURNING task.id),
+history AS (DELETE FROM dhara_attempt USING gone WHERE dhara_attempt.task_id = gone.id)
+SELECT count(*) FROM gone
+"""
+
+
+def prune(
+    execute: Execute,
+    alias: str,
+    backend: str,
+    state: State,
+    *,
+    older_than: float,
+    keyed_older_than: float,
+    limit: int = 1000,
+) -> int:
+    """Delete at most `limit` tasks that ended in `state` at least `older_than` seconds ago. Returns how many.
+
+    Args:
+        keyed_older_than: the same for tasks with an idempotency key, if it is longer.
+    """
+    parameters = {
+        "backend": backend,
+        "age": older_than,
+        "keyed_age": max(older_than, keyed_older_than),
+        "limit": limit,
+    }
+    [[count]] = execute(_prune(alias, state), parameters)
+    return int(count)
+
+
+@cache
+def _prune(alias: str, state: State) -> str:
+    return _PRUNE.format(
+        finished=compiled(
+            expired(state).values_list("id").select_for_update(skip_locked=True), alias, limit="%(limit)s"
+        )
+    )
+
+
+def expired(state: State) -> TaskQuerySet:
+    """Tasks of a backend that ended in `state` long enough ago; parameters `backend`, `age` and `keyed_age`."""
+    old = condition("finished_at < statement_timestamp() - make_interval(secs => %(age)s)")
+    unkeyed_or_older = condition(
+        "(idempotency_key IS NULL OR finished_at < statement_timestamp() - make_interval(secs => %(keyed_age)s))"
+    )
+    return (
+        Task.objects.finished()
+        .filter(old, unkeyed_or_older, state=state, backend=text("%(backend)s"))
+        .order_by("finished_at")
+    )

@@ -1,0 +1,239 @@
+"""What a run writes: how it ended, that it lives, how far it got. Each write carries the number of its lease."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django_dhara.sql import Execute
+from django_dhara.states import Completed, Discarded, Error, Failed, HandedBack, Interrupted, Outcome, State, TimedOut
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """One run and how it ended.
+
+    `seconds` is how long the function ran, by the worker's monotonic clock; None if it was never started.
+    """
+
+    id: UUID
+    lease: int
+    outcome: Outcome
+    seconds: float | None
+
+
+class Settled(NamedTuple):
+    """The answer to one ending: the state that the task is in now, or None with the reason.
+
+    `refused`: the lease is no longer this run's. Neither settled nor refused: somebody has the row locked; try again.
+    """
+
+    state: State | None
+    refused: bool = False
+
+
+#: `next` is decided in the statement, under the row's lock: a cancel may have come after the claim. Of a run that was
+#: asked to stop only a success counts. An interrupted or handed back task keeps its `run_at`, and so its place.
+_SETTLE = """/* dhara:settle */
+WITH ending AS MATERIALIZED (
+    SELECT * FROM unnest(
+        %(id)s::uuid[], %(lease)s::bigint[], %(verb)s::text[], %(seconds)s::float8[], %(delay)s::float8[],
+        %(result)s::text[]::jsonb[], %(class)s::text[], %(message)s::text[], %(traceback)s::text[],
+        %(fingerprint)s::text[])
+    AS ending(id, lease, verb, seconds, delay, result, class, message, traceback, fingerprint)
+),
+held AS MATERIALIZED (
+    SELECT ending.*,
+           ending.verb IN ('fail', 'time out', 'discard') AS failed,
+           CASE WHEN ending.verb = 'complete' THEN 'COMPLETED'
+                WHEN task.cancel_requested_at IS NOT NULL THEN 'CANCELED'
+                WHEN ending.verb = 'discard' THEN 'DEAD'
+                WHEN ending.verb IN ('fail', 'time out') AND task.failures + task.lost + 1 >= task.max_attempts
+                    THEN 'DEAD'
+                WHEN ending.verb = 'interrupt' AND task.interrupted + 1 >= %(max_interrupted)s THEN 'DEAD'
+                ELSE 'PENDING' END AS next
+    FROM dhara_task AS task JOIN ending ON task.id = ending.id AND task.lease = ending.lease
+    WHERE task.state = 'RUNNING'
+    ORDER BY task.id FOR NO KEY UPDATE OF task SKIP LOCKED
+),
+settled AS (
+    UPDATE dhara_task AS task
+    SET state = held.next,
+        lease_until = NULL,
+        worker_id = CASE WHEN held.next <> 'PENDING' THEN task.worker_id END,
+        finished_at = CASE WHEN held.next <> 'PENDING' THEN statement_timestamp() END,
+        run_at = CASE WHEN held.next = 'PENDING' AND held.delay IS NOT NULL
+                      THEN statement_timestamp() + make_interval(secs => held.delay) ELSE task.run_at END,
+        failures = task.failures + held.failed::int,
+        interrupted = task.interrupted + (held.verb = 'interrupt')::int,
+        snoozed = task.snoozed + (held.verb = 'snooze')::int,
+        result = coalesce(held.result, task.result),
+        error_class = coalesce(held.class, task.error_class),
+        error_fingerprint = coalesce(held.fingerprint, task.error_fingerprint),
+        attempted_at = CASE WHEN held.seconds IS NOT NULL THEN statement_timestamp() - make_interval(secs => held.seconds)
+                            WHEN task.started_at <> task.attempted_at THEN task.attempted_at END,
+        started_at = CASE WHEN task.started_at <> task.attempted_at THEN task.started_at
+                          ELSE statement_timestamp() - make_interval(secs => held.seconds) END
+    FROM held WHERE task.id = held.id AND task.lease = held.lease AND task.state = 'RUNNING'
+    RETURNING task.id, task.lease, task.state, task.failures + task.lost AS number, task.attempted_at,
+              held.failed, held.verb, held.class, held.message, held.traceback, %(worker)s::uuid AS worker_id
+),
+history AS (
+    INSERT INTO dhara_attempt (task_id, lease, number, worker_id, started_at, ended_at, ended, error_class, message,
+                               traceback)
+    SELECT id, lease, greatest(number, 1), worker_id, attempted_at, statement_timestamp(),
+           CASE verb WHEN 'time out' THEN 'TIMED_OUT' WHEN 'interrupt' THEN 'INTERRUPTED' ELSE 'FAILED' END,
+           class, coalesce(message, ''), coalesce(traceback, '')
+    FROM settled WHERE failed OR (verb = 'interrupt' AND state = 'DEAD')
+)
+SELECT id, state FROM settled
+"""
+
+
+def settle(execute: Execute, worker: UUID, endings: Sequence[Ending], *, max_interrupted: int) -> list[Settled]:
+    """running -> completed, pending, dead or canceled, for many runs at once; answers in the order of `endings`.
+
+    A failure, a loss or an interruption is counted here, in the same statement that changes the state.
+    """
+    columns = zip(*[_columns(ending) for ending in endings], strict=True)
+    parameters = dict(zip(_COLUMNS, map(list, columns), strict=True))
+    rows = execute(_SETTLE, {**parameters, "worker": worker, "max_interrupted": max_interrupted})
+    states = {id_: State(state) for id_, state in rows}
+    missing = [ending for ending in endings if ending.id not in states]
+    owned = _still_owned(execute, missing) if missing else set()
+    return [
+        Settled(states[e.id]) if e.id in states else Settled(None, refused=(e.id, e.lease) not in owned)
+        for e in endings
+    ]
+
+
+_COLUMNS = ("id", "lease", "verb", "seconds", "delay", "result", "class", "message", "traceback", "fingerprint")
+
+
+def _columns(ending: Ending) -> tuple[Any, ...]:
+    outcome = ending.outcome
+    error: Error | None = None
+    delay: float | None = None
+    result: str | None = None
+    match outcome:
+        case Completed():
+            result = outcome.result
+        case Failed() | TimedOut():
+            error, delay = outcome.error, outcome.delay
+        case Discarded() | Interrupted():
+            error = outcome.error
+        case HandedBack():
+            delay = outcome.delay or None
+        case _:
+            delay = outcome.delay
+    told = (error.class_path, error.message, error.traceback, error.fingerprint) if error else (None,) * 4
+    return ending.id, ending.lease, outcome.verb, ending.seconds, delay, result, *told
+
+
+_STILL_OWNED = """/* dhara:owned */
+SELECT task.id, task.lease
+FROM dhara_task AS task JOIN unnest(%(id)s::uuid[], %(lease)s::bigint[]) AS mine(id, lease)
+  ON task.id = mine.id AND task.lease = mine.lease
+WHERE task.state = 'RUNNING'
+"""
+
+
+def _still_owned(execute: Execute, endings: Sequence[Ending]) -> set[tuple[UUID, int]]:
+    """Which of the runs that were not settled still own their task: those were locked, the others are refused."""
+    parameters = {"id": [e.id for e in endings], "lease": [e.lease for e in endings]}
+    return {(id_, lease) for id_, lease in execute(_STILL_OWNED, parameters)}
+
+
+class Renewal(NamedTuple):
+    """The answer to a renewal: the leases that hold on, those that were refused, and whether the worker has a row.
+
+    A task in neither set is locked by somebody, or was being changed: its lease stands and comes again.
+    """
+
+    renewed: set[tuple[UUID, int]]
+    refused: set[tuple[UUID, int]]
+    registered: bool
+
+
+#: The worker's own row is skipped if somebody has it locked: it is for people, and must not cost a lease.
+_RENEW = """/* dhara:renew */
+WITH mine AS MATERIALIZED (SELECT * FROM unnest(%(id)s::uuid[], %(lease)s::bigint[]) AS mine(id, lease)),
+held AS MATERIALIZED (
+    SELECT task.id, task.lease FROM dhara_task AS task JOIN mine ON task.id = mine.id AND task.lease = mine.lease
+    WHERE task.state = 'RUNNING' ORDER BY task.id FOR NO KEY UPDATE OF task SKIP LOCKED
+),
+renewed AS (
+    UPDATE dhara_task AS task SET lease_until = statement_timestamp() + make_interval(secs => %(seconds)s)
+    FROM held WHERE task.id = held.id AND task.lease = held.lease AND task.state = 'RUNNING'
+    RETURNING task.id, task.lease
+),
+beat AS (
+    UPDATE dhara_worker SET heartbeat_at = statement_timestamp()
+    WHERE id = (SELECT id FROM dhara_worker WHERE id = %(worker)s FOR NO KEY UPDATE SKIP LOCKED)
+)
+SELECT mine.id, mine.lease, renewed.id IS NOT NULL, coalesce(task.state = 'RUNNING', false)
+FROM mine LEFT JOIN renewed ON renewed.id = mine.id
+     LEFT JOIN dhara_task AS task ON task.id = mine.id AND task.lease = mine.lease
+UNION ALL
+SELECT NULL, NULL, EXISTS (SELECT FROM dhara_worker WHERE id = %(worker)s), NULL
+"""
+
+
+def renew(execute: Execute, worker: UUID, leases: Sequence[tuple[UUID, int]], *, lease_seconds: float) -> Renewal:
+    """running -> running: every given lease is good for `lease_seconds` from now, even if it had run out unnoticed.
+
+    Only a refusal means that a run lost its task.
+    """
+    parameters = {
+        "id": [id_ for id_, _ in leases],
+        "lease": [lease for _, lease in leases],
+        "seconds": lease_seconds,
+        "worker": worker,
+    }
+    renewed, refused, registered = set(), set(), False
+    for id_, lease, is_renewed, is_owned in execute(_RENEW, parameters):
+        if id_ is None:
+            registered = is_renewed
+        elif is_renewed:
+            renewed.add((id_, lease))
+        elif not is_owned:
+            refused.add((id_, lease))
+    return Renewal(renewed, refused, registered)
+
+
+class Report(NamedTuple):
+    """What a run says while it runs; JSON text, None: no change."""
+
+    id: UUID
+    lease: int
+    progress: str | None
+    checkpoint: str | None
+
+
+_REPORT = """/* dhara:report */
+WITH report AS MATERIALIZED (
+    SELECT * FROM unnest(%(id)s::uuid[], %(lease)s::bigint[], %(progress)s::text[]::jsonb[],
+                         %(checkpoint)s::text[]::jsonb[]) AS report(id, lease, progress, checkpoint)
+),
+held AS MATERIALIZED (
+    SELECT report.* FROM dhara_task AS task JOIN report ON task.id = report.id AND task.lease = report.lease
+    WHERE task.state = 'RUNNING' ORDER BY task.id FOR NO KEY UPDATE OF task SKIP LOCKED
+)
+UPDATE dhara_task AS task
+SET progress = coalesce(held.progress, task.progress), checkpoint = coalesce(held.checkpoint, task.checkpoint)
+FROM held WHERE task.id = held.id AND task.lease = held.lease AND task.state = 'RUNNING'
+RETURNING task.id, task.lease
+"""
+
+
+def report(execute: Execute, reports: Sequence[Report]) -> set[tuple[UUID, int]]:
+    """running -> running: progress and checkpoints. Returns the runs whose report was taken."""
+    parameters = {
+        "id": [r.id for r in reports],
+        "lease": [r.lease for r in reports],
+        "progress": [r.progress for r in reports],
+        "checkpoint": [r.checkpoint for r in reports],
+    }
+    return {(id_, lease) for id_, lease in execute(_REPORT, parameters)}

@@ -1,0 +1,74 @@
+"""Which functions are tasks: the only things that a stored path can ever call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from django.utils.module_loading import autodiscover_modules
+
+from django_dhara.compat import DjangoTask
+from django_dhara.errors import UnknownFunction
+
+if TYPE_CHECKING:
+    from django_dhara.tasks import Task
+
+_tasks: dict[str, DjangoTask] = {}
+_discovery = Lock()
+_discovered = False
+
+
+def register(task: Task) -> None:
+    """Remember the task that was decorated; a copy made by `using()` does not take its place."""
+    path = task.module_path
+    known = _tasks.get(path)
+    if known is None or known.func is not task.func:
+        _tasks[path] = task
+
+
+def paths() -> Iterator[str]:
+    """The paths of all tasks of this project, in alphabetical order."""
+    discover()
+    yield from sorted(_tasks)
+
+
+def discover() -> None:
+    """Import the `tasks` module of every installed app, once in a process."""
+    global _discovered
+    with _discovery:
+        if not _discovered:
+            _discovered = True
+            autodiscover_modules("tasks")
+
+
+def resolve(path: str) -> DjangoTask:
+    """The task at `path`, such as "shop.tasks.send_receipt".
+
+    Raises:
+        UnknownFunction: the module or the name does not exist here, or it is no task. It may exist in a newer release.
+        Exception: whatever the import of its module raises otherwise.
+    """
+    task = _tasks.get(path)
+    if task is None:
+        discover()
+        task = _tasks.get(path) or _imported(path)
+    return task
+
+
+def _imported(path: str) -> DjangoTask:
+    module_name, _, name = path.rpartition(".")
+    if not module_name or not all(part.isidentifier() for part in path.split(".")):
+        raise UnknownFunction(f"{path!r} is not the dotted path of a function.")
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is here; something that it imports is not
+        raise UnknownFunction(f"{path}: there is no module {error.name!r} in this process.") from None
+    found = getattr(module, name, None)
+    if not isinstance(found, DjangoTask):
+        raise UnknownFunction(f"{path}: {module_name} has no task {name!r} in this process.")
+    _tasks[path] = found
+    return found

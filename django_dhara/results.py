@@ -1,0 +1,161 @@
+"""What one sees of a task from outside: Django's TaskResult, told from its row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import sync_to_async
+
+from django_dhara import registry
+from django_dhara.compat import DjangoTask, TaskError, TaskResultStatus
+from django_dhara.compat import TaskResult as DjangoTaskResult
+from django_dhara.errors import UnknownFunction
+from django_dhara.states import State
+from django_dhara.tasks import Task
+
+if TYPE_CHECKING:
+    from django_dhara import models
+
+#: Django's closed set of states, and ours compressed into it.
+STATUS = {
+    State.PENDING: TaskResultStatus.READY,
+    State.RUNNING: TaskResultStatus.RUNNING,
+    State.COMPLETED: TaskResultStatus.SUCCESSFUL,
+    State.DEAD: TaskResultStatus.FAILED,
+    State.CANCELED: TaskResultStatus.FAILED,
+}
+
+_REFRESHED = (
+    "errors",
+    "_return_value",
+    "finished_at",
+    "started_at",
+    "last_attempted_at",
+    "status",
+    "enqueued_at",
+    "worker_ids",
+    "state",
+    "progress",
+    "counted",
+    "committed",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResult(DjangoTaskResult):
+    """Django's TaskResult, with the state behind its status."""
+
+    #: The real state; `status` is Django's coarser view of it.
+    state: State = field(default=State.PENDING, compare=False)
+    #: An enqueue with an idempotency key found this task instead of making it.
+    duplicate: bool = field(default=False, compare=False)
+    #: False until the transaction of the enqueue has really committed. A block that ended quietly proves no commit.
+    committed: bool = field(default=True, compare=False)
+    #: The last value that the function reported by `context.progress()`.
+    progress: Any = field(default=None, compare=False)
+    #: Failed and lost runs, and the present or successful one.
+    counted: int = field(default=0, compare=False)
+
+    def __post_init__(self) -> None:
+        """Arguments were normalised before they got here."""
+
+    @property
+    def attempts(self) -> int:
+        return self.counted
+
+    @property
+    def is_canceled(self) -> bool:
+        return self.state == State.CANCELED
+
+    def refresh(self) -> None:
+        """Read the task again.
+
+        Raises:
+            TaskResultDoesNotExist: (Django's) it was pruned, or its enqueue was rolled back.
+        """
+        fresh = self.task.get_backend().get_result(self.id)
+        for name in _REFRESHED:
+            object.__setattr__(self, name, getattr(fresh, name))
+
+    async def arefresh(self) -> None:
+        """See `refresh()`."""
+        await sync_to_async(self.refresh, thread_sensitive=True)()
+
+
+def make(task: DjangoTask, *, return_value: Any = None, **named: Any) -> TaskResult:
+    """A TaskResult; `_return_value` is no argument of Django's constructor."""
+    result = TaskResult(task=task, status=STATUS[named["state"]], **named)
+    object.__setattr__(result, "_return_value", return_value)
+    return result
+
+
+def from_row(
+    row: models.Task, attempts: Iterable[models.Attempt], args: list[Any], kwargs: dict[str, Any]
+) -> TaskResult:
+    """The result of the task `row`, with its failed and lost runs in order."""
+    attempts = list(attempts)
+    errors = [TaskError(exception_class_path=a.error_class, traceback=a.traceback) for a in attempts]
+    worker_ids = [str(a.worker_id) for a in attempts]
+    present = row.state in (State.RUNNING, State.COMPLETED)
+    if present and row.worker_id:
+        worker_ids.append(str(row.worker_id))
+    if row.state == State.CANCELED:
+        errors.append(TaskError(exception_class_path="django_dhara.errors.TaskCanceled", traceback=""))
+    return make(
+        task_of(row),
+        id=str(row.id),
+        state=State(row.state),
+        enqueued_at=row.enqueued_at,
+        started_at=row.started_at,
+        last_attempted_at=row.attempted_at,
+        finished_at=row.finished_at,
+        args=args,
+        kwargs=kwargs,
+        backend=row.backend,
+        errors=errors,
+        worker_ids=worker_ids,
+        return_value=row.result,
+        progress=row.progress,
+        counted=row.failures + row.lost + present,
+    )
+
+
+def task_of(row: models.Task) -> DjangoTask:
+    """The Task of a row. Unlike `using()` it validates nothing: the row may come from other code or other settings."""
+    options = {
+        "priority": row.priority,
+        "queue_name": row.queue,
+        "backend": row.backend,
+        "run_after": row.run_at if row.run_at > row.enqueued_at else None,
+    }
+    try:
+        task = registry.resolve(row.function)
+    except Exception:
+        return _copy(Task, {"func": _missing(row.function), "takes_context": False, **options})
+    own = {"metadata": row.metadata, "idempotency_key": row.idempotency_key} if isinstance(task, Task) else {}
+    return _copy(type(task), {f.name: getattr(task, f.name) for f in fields(task)} | options | own)
+
+
+def _copy(task_class: type[DjangoTask], values: dict[str, Any]) -> DjangoTask:
+    task = object.__new__(task_class)
+    for f in fields(task_class):
+        object.__setattr__(task, f.name, values.get(f.name, f.default))
+    return task
+
+
+def _missing(path: str) -> Any:
+    def missing(*args: Any, **kwargs: Any) -> None:
+        raise UnknownFunction(f"{path} does not exist in this process.")
+
+    missing.__module__, _, missing.__qualname__ = path.rpartition(".")
+    missing.__name__ = missing.__qualname__
+    return missing
+
+
+def enqueued_task(task: DjangoTask, **changes: Any) -> DjangoTask:
+    """`task` as it stands in its row: a relative `run_after` has become a time."""
+    if isinstance(task, Task) and task.delay is not None:
+        return _copy(type(task), {f.name: getattr(task, f.name) for f in fields(task)} | {"delay": None, **changes})
+    return task

@@ -1,0 +1,36 @@
+"""What the core announces. Django's own three signals (enqueued, started, finished) are sent with Django's meaning;
+these stand beside them.
+
+Receivers are called with `sender`, the backend's class, and the keyword arguments named here, by `send_robust`: one that
+raises is logged and changes nothing. Worker-side signals are sent from the threads that run functions, after the
+database accepted the change, never from the control loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django.dispatch import Signal
+
+logger = logging.getLogger("django_dhara")
+
+#: The transaction of an enqueue committed: `task_result`. (Django's `task_enqueued` is sent before the commit.)
+task_committed = Signal()
+#: A run failed or timed out, and its task will run again or is DEAD: `task_result`, `error`, `delay` (seconds or None).
+attempt_failed = Signal()
+#: A failed task was put back and will run again after `delay` seconds: `task_result`, `delay`.
+task_retried = Signal()
+#: A task ended CANCELED: `task_result`.
+task_canceled = Signal()
+#: The reaper took back a task whose lease ran out: `task_id`, `function`, `queue`, `state` (where it is now).
+task_rescued = Signal()
+#: The database refused a write of a run because the task is no longer its own: `task_id`, `function`, `lease`.
+lease_lost = Signal()
+
+
+def announce(signal: Signal, sender: type, **named: Any) -> None:
+    """Send a signal; log what its receivers raise."""
+    for receiver, answer in signal.send_robust(sender, **named):
+        if isinstance(answer, BaseException):
+            logger.error("Receiver %r of a django_dhara signal raised", receiver, exc_info=answer)

@@ -1,0 +1,73 @@
+"""Querysets as text: one definition of a question serves the ORM and the statements that the ORM cannot write.
+
+A claim is `Task.objects.ready()...select_for_update(skip_locked=True)` inside a materialized CTE under
+`UPDATE ... RETURNING`. The queryset is compiled here, once; what changes from call to call is a `Placeholder`, and
+everything else becomes a literal, because the planner proves a partial index only from literals.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from django.db import connections, models
+from django.db.models.expressions import Expression
+from psycopg import sql
+
+#: Runs one statement with named parameters and returns its rows.
+Execute = Callable[[str, Mapping[str, Any]], Sequence[tuple[Any, ...]]]
+
+#: Stands for a LIMIT while Django compiles, which writes limits into the text.
+_LIMIT = 987_654_321
+
+
+class Placeholder(Expression):
+    """A value that is given when the statement runs, or a piece of SQL such as a column of an outer query."""
+
+    def __init__(self, text: str, output_field: models.Field[Any, Any]) -> None:
+        super().__init__(output_field=output_field)
+        self.text = text
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:
+        return self.text, []
+
+
+def text(value: str) -> Placeholder:
+    return Placeholder(value, models.CharField())
+
+
+def number(value: str) -> Placeholder:
+    return Placeholder(value, models.IntegerField())
+
+
+def condition(value: str) -> Placeholder:
+    return Placeholder(value, models.BooleanField())
+
+
+def compiled(queryset: models.QuerySet[Any], alias: str, *, limit: str | None = None) -> str:
+    """The SQL of a queryset, its values written into the text.
+
+    Args:
+        limit: the text of its LIMIT, such as "%(limit)s".
+    """
+    if limit is not None:
+        queryset = queryset[:_LIMIT]
+    # select_for_update() insists on an open transaction; the statement that this becomes part of is its own.
+    connection: Any = connections[alias].copy()
+    connection.get_autocommit = lambda: False
+    statement, values = queryset.query.get_compiler(connection=connection).as_sql()
+    literals = iter([sql.Literal(value).as_string(None) for value in values])
+    statement = re.sub("%s", lambda _: next(literals).replace("%", "%%"), statement)
+    return statement if limit is None else statement.replace(f"LIMIT {_LIMIT}", f"LIMIT {limit}")
+
+
+def on(alias: str) -> Execute:
+    """Run statements on Django's connection of this thread, in whatever transaction is open there."""
+
+    def execute(statement: str, parameters: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+        with connections[alias].cursor() as cursor:
+            cursor.execute(statement, parameters)
+            return cursor.fetchall()
+
+    return execute

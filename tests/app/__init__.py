@@ -1,0 +1,1 @@
+"""A Django app with business rows and tasks for the tests."""

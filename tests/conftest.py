@@ -1,0 +1,20 @@
+"""What all tests share."""
+
+import pytest
+from django.db import connections
+
+from django_dhara import sql
+
+
+@pytest.fixture
+def execute(transactional_db):
+    """Runs the statements of lifecycle.py, each in a transaction of its own, as a worker's session would."""
+    return sql.on("default")
+
+
+@pytest.fixture
+def other_session(transactional_db):
+    """A second real session on the test database."""
+    connection = connections.create_connection("default")
+    yield connection
+    connection.close()

@@ -1,0 +1,15 @@
+"""Settings of the tests: the example project's apps and ours, on a PostgreSQL cluster of their own."""
+
+import os
+
+# Before localdb reads it: a cluster apart from the demo's, without fsync.
+os.environ.setdefault("LOCALDB_PROFILE", "test")
+
+from example_project.settings import *  # noqa: E402, F403
+from example_project.settings import DATABASES, INSTALLED_APPS, TASKS  # noqa: E402
+
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.app"]
+DEBUG = False
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+DATABASES["default"]["CONN_MAX_AGE"] = 0
+TASKS["default"]["OPTIONS"] = {"LEASE_SECONDS": 2.0, "SWEEP_SECONDS": 0.3, "POLL_SECONDS": 0.2}
