@@ -13,6 +13,7 @@ from . import binaries, server
 from .errors import LocalDatabaseError
 
 _DATABASE = "dhara"
+_LOOK_S = 0.5
 _NOT_RUNNING = 3  # As `systemctl status` and the LSB have it.
 
 
@@ -39,9 +40,9 @@ def run(local: server.Server, choice) -> int:
         signal.signal(word, lambda *_: enough.set())
     local.ensure(_DATABASE)
     print(f"{_url(local)}\nCtrl-C ends it (unless somebody else still uses it).", flush=True)
-    while not enough.wait(1):
-        if local.cluster.reply() == "absent" and not local.place.pid_file.exists():
-            print("localdb: stopped by somebody else")  # A crash would have left its pid file.
+    while not enough.wait(_LOOK_S):
+        if local.was_stopped():
+            print("localdb: stopped by somebody else")
             return 0
         local.ensure(_DATABASE)
     return 0

@@ -14,7 +14,6 @@ from .errors import LocalDatabaseError, NoPostgres
 #: word in a connection string as an answer; `options` alone needs a blank.
 _DEAF_TO_ENVIRONMENT = {
     "hostaddr": "",
-    "passfile": "/dev/null",
     "options": " ",
     "sslmode": "disable",
     "gssencmode": "disable",
@@ -40,9 +39,9 @@ class DatabaseWrapper(base.DatabaseWrapper):
 
     def get_connection_params(self):
         """Return what psycopg.connect() needs, once the server answers."""
-        local = self._ensure()
-        place = local.place
-        self.settings_dict.update(HOST=str(place.sockets), PORT=place.port, USER=place.user)
+        place = self._ensure().place
+        user = self.settings_dict["USER"] or place.user
+        self.settings_dict.update(HOST=str(place.sockets), PORT=place.port, USER=user)
         return {**_DEAF_TO_ENVIRONMENT, **super().get_connection_params()}
 
     def _ensure(self):

@@ -19,6 +19,8 @@ _LEFTOVERS_S = 15
 _PAUSE_S = 0.02
 _LOG_LIMIT = 8_000_000
 
+#: Complaints of a new server that another try may not meet.
+_PASSING = ("shared memory block", "already exists", "is empty")
 _FULL = ("No space left on device", "Disk quota exceeded")
 
 #: What every cluster runs with. `max_connections`: tests and workers open many at once.
@@ -59,12 +61,12 @@ class Cluster:
             return None
         return pid if self._is_ours(pid) else None
 
-    def start(self, lock: int) -> None:
+    def start(self, programs: Path, lock: int) -> None:
         """Return once the server answers: make the cluster if there is none, wait for a server that is on its way."""
         if not self.place.data.exists():
-            self._make(lock)
+            self._make(programs, lock)
         give_up = time.monotonic() + _LEFTOVERS_S
-        while not self._came_up():
+        while not self._came_up(programs):
             if time.monotonic() > give_up:
                 raise self._failure("the server does not start", self._log_tail())
             time.sleep(_PAUSE_S * 5)
@@ -78,7 +80,7 @@ class Cluster:
 
     # Making it
 
-    def _make(self, lock: int) -> None:
+    def _make(self, programs: Path, lock: int) -> None:
         """Run initdb aside and rename the result, so that a cluster is whole or not there."""
         half = self.place.half_made
         shutil.rmtree(half, ignore_errors=True)
@@ -87,18 +89,17 @@ class Cluster:
         if account:
             os.chown(half, account.pw_uid, account.pw_gid)
         # initdb keeps the lock: if we are killed, nobody clears the folder under an initdb that still writes to it.
-        run = self._run([*self._initdb(), "-D", half], capture_output=True, text=True, pass_fds=[lock])
+        run = self._run([*self._initdb(programs), "-D", half], capture_output=True, text=True, pass_fds=[lock])
         if run.returncode:
             shutil.rmtree(half, ignore_errors=True)
             raise self._failure("initdb failed", run.stderr)
         half.rename(self.place.data)
 
-    def _initdb(self) -> list:
-        folder = binaries.find()
-        version = binaries.major(folder)
+    def _initdb(self, programs: Path) -> list:
+        version = binaries.major(programs)
         # Not --no-locale: upper() would know ASCII only, and `icontains` would miss "ÉCOLE".
         system = "C.UTF-8" if sys.platform == "linux" else "C" if version >= 17 else "en_US.UTF-8"
-        command = [folder / "initdb", f"--username={self.place.user}", "--encoding=UTF8", f"--locale={system}"]
+        command = [programs / "initdb", f"--username={self.place.user}", "--encoding=UTF8", f"--locale={system}"]
         command += ["--auth-local=trust", "--auth-host=reject", "--lc-messages=C"]
         if version >= 17:
             command += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
@@ -106,20 +107,20 @@ class Cluster:
 
     # Starting it
 
-    def _came_up(self) -> bool:
+    def _came_up(self, programs: Path) -> bool:
         """Wait for the running server or a new one; False when it ended and another try makes sense."""
         running = self.pid()
         if running:
             return self._await(running)
         self._clear()
-        self._check_version()
+        self._check_version(programs)
         mark = self._log_size()
-        if self._await(self._launch()):
+        if self._await(self._launch(programs)):
             return True
         tail = self._log_tail(mark)
         # Either the backends of a killed postmaster are still leaving, or a server that a killed process had just
         # launched was faster than ours. All else is an error.
-        if "shared memory" in tail or self.pid():
+        if any(word in tail for word in _PASSING) or self.pid():
             return False
         raise self._failure("the server does not start", tail)
 
@@ -151,23 +152,23 @@ class Cluster:
         for left in (self.place.pid_file, socket, socket.with_name(socket.name + ".lock")):
             left.unlink(missing_ok=True)
 
-    def _check_version(self) -> None:
+    def _check_version(self, programs: Path) -> None:
         made = (self.place.data / "PG_VERSION").read_text().strip()
-        have = binaries.major(binaries.find())
+        have = binaries.major(programs)
         if made != str(have):
             raise LocalDatabaseError(
                 f"{self.place.data} was made by PostgreSQL {made} and the programs are version {have}: "
                 "remove that folder, or point LOCALDB_BIN at the old version, or set another LOCALDB_PROFILE"
             )
 
-    def _launch(self) -> int:
+    def _launch(self, programs: Path) -> int:
         """Start postgres as nobody's child, in a session of its own, and return its process id."""
         # Through a shell that ends at once: as our child it would be a zombie after its death, and Ctrl-C in our
         # terminal would reach it.
         script = 'exec "$@" >&2 & echo $!'
         with self._open_log() as log:
             run = self._run(
-                ["/bin/sh", "-c", script, "sh", *self._postgres()],
+                ["/bin/sh", "-c", script, "sh", *self._postgres(programs)],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -175,15 +176,14 @@ class Cluster:
             )
         return int(run.stdout)
 
-    def _postgres(self) -> list:
-        folder = binaries.find()
+    def _postgres(self, programs: Path) -> list:
         settings = {**_SETTINGS, **({} if self.place.durable else _FAST)}
         settings["unix_socket_directories"] = '"' + str(self.place.sockets).replace('"', '""') + '"'
         settings["port"] = str(self.place.port)
-        if binaries.has_library(folder, "pg_stat_statements"):
+        if binaries.has_library(programs, "pg_stat_statements"):
             settings["shared_preload_libraries"] = "pg_stat_statements"
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-        return [folder / "postgres", "-D", self.place.data, *options]
+        return [programs / "postgres", "-D", self.place.data, *options]
 
     def _open_log(self):
         if self._log_size() > _LOG_LIMIT:

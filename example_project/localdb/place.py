@@ -76,6 +76,8 @@ class Place:
         """Make the folders that are missing and set the rights of our own; folders of others stay as they are."""
         account = server_account()
         _folder(self.base.parent)
+        if account:
+            _check_way(account, self.base)
         for folder, owner in ((self.base, None), (self.sockets, account)):
             _folder(folder)
             _own(folder, 0o700 if owner or not account else 0o711, owner)
@@ -123,7 +125,18 @@ def _folder(path: Path) -> None:
     if path.is_dir():
         return
     _folder(path.parent)
-    path.mkdir(mode=0o755 if _is_root() else 0o700, exist_ok=True)
+    path.mkdir(exist_ok=True)
+    path.chmod(0o755 if _is_root() else 0o700)
+
+
+def _check_way(account, base: Path) -> None:
+    """Refuse a folder the server's account cannot get to; the rights of folders above it are not ours to change."""
+    for folder in base.parents:
+        found = folder.stat()
+        if not found.st_mode & (0o100 if found.st_uid == account.pw_uid else 0o001):
+            raise LocalDatabaseError(
+                f"user {account.pw_name} cannot enter {folder}: set LOCALDB_HOME to another folder"
+            )
 
 
 def _own(path: Path, mode: int, account) -> None:

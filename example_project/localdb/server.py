@@ -41,8 +41,7 @@ class Server:
         if self._shares() and database in self._known and self.cluster.reply() == "ready":
             return
         with self._threads, _plain_words(self.place):
-            self._bring_up()
-            self._create(database)
+            self._bring_up(database)
 
     def release(self) -> None:
         """Stop using the server, and stop it if nobody else uses it. In a forked child: only let go."""
@@ -72,14 +71,22 @@ class Server:
             self.cluster.stop()
             return running
 
-    def _bring_up(self) -> None:
-        binaries.find()
+    def was_stopped(self) -> bool:
+        """Return whether somebody stopped the server on purpose; a crash leaves its pid file."""
+        with _plain_words(self.place), locks.alone(self._lock_path):
+            return self.cluster.reply() == "absent" and not self.place.pid_file.exists()
+
+    def _bring_up(self, database: str) -> None:
+        if _leaving:
+            raise LocalDatabaseError("this process is ending and has let go of its server")
+        programs = binaries.find()
         self.place.prepare()
         with locks.alone(self._lock_path) as lock:
             self._take_share()
             if self.cluster.reply() != "ready":
                 self._known.clear()
-                self.cluster.start(lock)
+                self.cluster.start(programs, lock)
+            self._create(database)
 
     def _take_share(self) -> None:
         if self._shares():
@@ -95,11 +102,12 @@ class Server:
     def _create(self, database: str) -> None:
         if database in self._known:
             return
-        if self.cluster.ask(database) == wire.NO_DATABASE:
+        error = self.cluster.ask(database)
+        if error == wire.NO_DATABASE:
             quoted = database.replace('"', '""')
             error = self.cluster.ask("postgres", f'CREATE DATABASE "{quoted}"')
-            if error not in {"", wire.DATABASE_EXISTS}:
-                raise LocalDatabaseError(f"could not create the database {database!r} (SQLSTATE {error})")
+        if error not in {"", wire.DATABASE_EXISTS}:
+            raise LocalDatabaseError(f"cannot open or create the database {database!r} (SQLSTATE {error})")
         self._known.add(database)
 
     def _is_kept(self) -> bool:
@@ -123,6 +131,7 @@ def _plain_words(place: Place):
 
 
 _servers: dict[Place, Server] = {}
+_leaving = False
 
 
 def for_profile(profile: str | None = None) -> Server:
@@ -134,6 +143,8 @@ def for_profile(profile: str | None = None) -> Server:
 # Registered as early as the settings are read, so that it runs late: what else happens at exit still has its database.
 @atexit.register
 def _leave() -> None:
+    global _leaving
+    _leaving = True
     for server in list(_servers.values()):
         try:
             server.release()
