@@ -31,7 +31,7 @@ from django_dhara.errors import PayloadError, PayloadTooLarge, PayloadTypeError
 
 __all__ = ["MAX_DEPTH", "MAX_DIGITS", "UNFIT", "Walk", "compact", "fitting", "normalised"]
 
-#: Levels of lists and objects in one another, the list of arguments being the first. PostgreSQL parses about DEPTH_PG
+#: Levels of lists and objects in one another, the list of arguments being the first. PostgreSQL parses some 10,000
 #: on its default stack, Python 3.11's json gives up near the recursion limit of 1,000; this leaves room for the caller.
 MAX_DEPTH = 200
 
@@ -161,15 +161,16 @@ def _dict(value: Mapping[Any, Any], walk: Walk, depth: int) -> dict[str, Any]:
 
 
 def _key(key: Any, walk: Walk, depth: int) -> str:
-    plain = _any(key, walk, depth)
-    if type(plain) is str:
-        return plain
-    if isinstance(plain, list | dict):
-        raise _Refused(
-            f"a key of type {_name(type(key))}; JSON has text keys only, send a list of pairs", PayloadTypeError
-        )
-    walk.converts(f"a key of type {_name(type(key))} comes back as str")
-    return compact(None if plain is None else key)
+    kind = type(key)
+    if issubclass(kind, Sequence | Mapping) and not issubclass(kind, str | bytes):
+        raise _Refused(f"a key of type {_name(kind)}; JSON has text keys only, send a list of pairs", PayloadTypeError)
+    # A budget of its own: as a value 1e300 has 301 digits, as a key it stays the text "1e+300".
+    plain = _any(key, Walk(sys.maxsize, strict=walk.strict, mend=walk.mend), depth)
+    if type(plain) is not str:
+        walk.converts(f"a key of type {_name(kind)} comes back as str")
+        plain = compact(None if plain is None else key)
+    walk.charge(len(plain))
+    return plain
 
 
 def _collision(value: Mapping[Any, Any], walk: Walk, depth: int) -> str:
@@ -179,7 +180,7 @@ def _collision(value: Mapping[Any, Any], walk: Walk, depth: int) -> str:
         if name in first:
             return f"the keys {_show(first[name])} and {_show(key)} both become {_show(name)}; rename one of them"
         first[name] = key
-    return "its keys changed while they were read"
+    return "its keys changed while they were read"  # pragma: no cover - by another thread
 
 
 def _str(value: str, walk: Walk, depth: int) -> str:
