@@ -29,7 +29,9 @@ __all__ = [
     "decode",
     "describe_exception",
     "encode",
+    "encode_metadata",
     "encode_result",
+    "encode_value",
     "storable_result",
 ]
 
@@ -126,17 +128,34 @@ def canonical_hash(encoded: Encoded) -> bytes:
     return blake2b(text.encode(), digest_size=16).digest()
 
 
-def encode_result(value: object, *, max_bytes: int) -> str:
-    """Return the JSON text of what a function returned, by the rules of `encode`.
+def encode_value(value: object, name: str, *, max_bytes: int) -> str:
+    """Return the JSON text of one value, such as a checkpoint or a progress report, by the rules of `encode`.
 
     Args:
-        value: the return value.
+        value: anything that JSON can hold.
+        name: what the caller calls it; the path in a message begins with it.
         max_bytes: the largest size of the JSON text, in bytes of UTF-8.
 
     Raises:
-        PayloadError: and its subclasses, as `encode` does; the path begins with `result`.
+        PayloadError: and its subclasses, as `encode` does.
     """
-    return fitting(compact(normalised(value, "result", Walk(max_bytes))), "result", max_bytes)
+    return fitting(compact(normalised(value, name, Walk(max_bytes))), name, max_bytes)
+
+
+def encode_metadata(metadata: Mapping[str, Any], *, max_bytes: int) -> str:
+    """Return the JSON text of a task's metadata: `encode_value` for what must be an object.
+
+    Raises:
+        PayloadTypeError: also if it is not a mapping.
+    """
+    if not isinstance(metadata, Mapping):
+        raise PayloadTypeError(f"metadata must be a mapping, not {type(metadata).__qualname__}")
+    return encode_value(metadata, "metadata", max_bytes=max_bytes)
+
+
+def encode_result(value: object, *, max_bytes: int) -> str:
+    """Return the JSON text of what a function returned: `encode_value` with the name `result`."""
+    return encode_value(value, "result", max_bytes=max_bytes)
 
 
 def storable_result(value: object, *, max_bytes: int) -> tuple[str, str | None]:

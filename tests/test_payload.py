@@ -29,7 +29,9 @@ from django_dhara.payload import (
     decode,
     describe_exception,
     encode,
+    encode_metadata,
     encode_result,
+    encode_value,
     storable_result,
 )
 
@@ -527,6 +529,20 @@ def test_a_result_that_cannot_be_stored_is_refused_with_its_path(value, error, p
     with pytest.raises(error) as caught:
         encode_result(value, max_bytes=MB)
     assert str(caught.value).startswith(path)
+
+
+def test_another_value_is_encoded_under_its_own_name():
+    assert encode_value({"done": 4}, "progress", max_bytes=MB) == '{"done":4}'
+    with pytest.raises(PayloadTypeError, match=r"^progress\.at: "):
+        encode_value({"at": object()}, "progress", max_bytes=MB)
+
+
+def test_metadata_is_an_object():
+    assert encode_metadata({"tenant": 4}, max_bytes=MB) == '{"tenant":4}'
+    with pytest.raises(PayloadError, match=r"^metadata\['a\\x00'\]: "):
+        encode_metadata({"a\0": 1}, max_bytes=MB)
+    with pytest.raises(PayloadTypeError, match="metadata must be a mapping, not list"):
+        encode_metadata([], max_bytes=MB)
 
 
 def test_a_clean_result_is_stored_without_a_warning():
