@@ -8,3 +8,8 @@ class DharaConfig(AppConfig):
     label = "dhara"
     verbose_name = "Dhara task queue"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from django_dhara import checks
+
+        checks.install()

@@ -29,6 +29,14 @@ class DharaBackend(BaseTaskBackend):
     supports_get_result = True
     supports_priority = True
 
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        #: TASKS[alias] as it was written, for the checks.
+        self.params = params
+        if not _is_list_of_names(params.get("QUEUES", [])):
+            # A mistake in it is a system check too; taken as it is, a str would become a set of its letters.
+            params = {**params, "QUEUES": []}
+        super().__init__(alias, params)
+
     @cached_property
     def settings(self) -> conf.Options:
         """The options, read at first use: a mistake in them is a system check, not a failing import."""
@@ -75,6 +83,10 @@ class DharaBackend(BaseTaskBackend):
         from django_dhara.checks import check_backend
 
         return list(check_backend(self))
+
+
+def _is_list_of_names(queues: object) -> bool:
+    return isinstance(queues, (list, tuple, set, frozenset)) and all(isinstance(name, str) for name in queues)
 
 
 def _as_uuid(result_id: str) -> UUID:

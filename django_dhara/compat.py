@@ -40,10 +40,10 @@ else:
             f"Django {django.get_version()} has no django.tasks: install the backport with "
             "`pip install 'django-dhara[django52]'`."
         ) from error
-    from django_tasks import Task as DjangoTask
     from django_tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
     from django_tasks import exceptions as _exceptions
     from django_tasks.backends.base import BaseTaskBackend
+    from django_tasks.base import Task as DjangoTask
     from django_tasks.base import TaskError
     from django_tasks.exceptions import TaskResultDoesNotExist, TaskResultMismatch
     from django_tasks.signals import task_enqueued, task_finished, task_started

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -54,9 +55,9 @@ class Options:
     #: Runs released by stopping workers after which a task is DEAD: it never fits into a deploy.
     max_interrupted: int = _number(20, at_least=1, at_most=10_000)
     #: Delay before the second attempt, doubled at each further one and drawn between 0 and itself (full jitter).
-    backoff_base_seconds: float = _number(1.0, at_least=0, at_most=86_400)
+    backoff_base_seconds: float = _number(1.0, at_least=0.001, at_most=86_400)
     #: The longest such delay.
-    backoff_cap_seconds: float = _number(300.0, at_least=0, at_most=31 * _DAY)
+    backoff_cap_seconds: float = _number(300.0, at_least=0.001, at_most=31 * _DAY)
     #: How long a run may take before it counts as failed.
     timeout_seconds: float = _number(3600.0, at_least=0.1, at_most=31 * _DAY)
     #: Overdue functions whose threads could not be stopped, after which the worker drains and exits with 1.
@@ -71,9 +72,11 @@ class Options:
     #: Refuse arguments that come back from JSON as something else (tuples, keys that are no strings, 1e16).
     strict_json: bool = False
 
-    #: How long finished tasks stay.
+    #: How long COMPLETED tasks stay: a week to look back at, and a table that stays small.
     retain_completed_seconds: float = _number(7 * _DAY, at_least=0, at_most=36_500 * _DAY)
+    #: How long CANCELED tasks stay, in which they can be revived.
     retain_canceled_seconds: float = _number(7 * _DAY, at_least=0, at_most=36_500 * _DAY)
+    #: How long DEAD tasks stay: they are few, and somebody has to look at them.
     retain_dead_seconds: float = _number(90 * _DAY, at_least=0, at_most=36_500 * _DAY)
     #: How long a finished task with an idempotency key stays at least: so long a replay is recognised.
     retain_keyed_seconds: float = _number(7 * _DAY, at_least=0, at_most=36_500 * _DAY)
@@ -100,6 +103,7 @@ class Options:
 class Problem(NamedTuple):
     """One mistake in the settings: which option, where it was set, and what is wrong."""
 
+    kind: Literal["shape", "unknown", "value", "conflict"]
     option: str
     where: str
     message: str
@@ -109,51 +113,80 @@ OPTIONS: dict[str, Field[Any]] = {f.name: f for f in fields(Options)}
 
 
 def read(alias: str, given: Mapping[str, Any], environ: Mapping[str, str] | None = None, **flags: Any) -> Options:
-    """The options of the backend `alias`: defaults, `given` (its OPTIONS), the environment, then `flags`.
+    """The options of the backend `alias`: defaults, `given` (its OPTIONS), the environment, then `flags` (None: not
+    given).
 
     Raises:
         ImproperlyConfigured: for the first mistake; `manage.py check` lists them all.
     """
-    for problem in problems(alias, given, environ):
-        raise ImproperlyConfigured(f"{problem.where}: {problem.message}")
-    values = {name: parse(name, raw) for name, _, raw in _settings(alias, given, environ)}
-    return Options(**{**values, **{name: value for name, value in flags.items() if value is not None}})
+    for problem in problems(alias, given, environ, **flags):
+        raise ImproperlyConfigured(f"{problem.where} {problem.message}")
+    return Options(**{name: parse(name, raw) for name, _, raw in _settings(alias, given, environ, flags)})
 
 
-def problems(alias: str, given: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Iterator[Problem]:
+def problems(
+    alias: str, given: Mapping[str, Any], environ: Mapping[str, str] | None = None, **flags: Any
+) -> Iterator[Problem]:
     """Every mistake in the options of the backend `alias`."""
     if not isinstance(given, Mapping):
-        yield Problem("", f"TASKS[{alias!r}]['OPTIONS']", f"must be a dict, not {type(given).__name__}.")
+        where = f"TASKS[{alias!r}]['OPTIONS']"
+        yield Problem("shape", "", where, f"must be a dict, not {type(given).__name__}.")
         return
     for key in given:
         if not isinstance(key, str) or key.lower() not in OPTIONS or key != key.upper():
-            yield Problem(str(key), f"TASKS[{alias!r}]['OPTIONS'][{key!r}]", "is not an option of django_dhara.")
+            where = f"TASKS[{alias!r}]['OPTIONS'][{key!r}]"
+            yield Problem("unknown", str(key), where, "is not an option of django_dhara.")
     values: dict[str, Any] = {}
-    for name, where, raw in _settings(alias, given, environ):
+    for name, where, raw in _settings(alias, given, environ, flags):
         try:
             values[name] = parse(name, raw)
         except ValueError as error:
-            yield Problem(name, where, f"{error}, not {raw!r}.")
-    yield from _contradictions(alias, {**{f.name: f.default for f in fields(Options)}, **values})
+            yield Problem("value", name, where, f"{error}, not {_shown(raw)}.")
+    yield from _contradictions(alias, {**_defaults(), **values})
 
 
 def _contradictions(alias: str, values: Mapping[str, Any]) -> Iterator[Problem]:
     base, cap = values["backoff_base_seconds"], values["backoff_cap_seconds"]
     if base > cap:
-        message = f"BACKOFF_BASE_SECONDS ({base:g}) must not be larger than BACKOFF_CAP_SECONDS ({cap:g})."
-        yield Problem("backoff_base_seconds", f"TASKS[{alias!r}]['OPTIONS']", message)
+        where = f"TASKS[{alias!r}]['OPTIONS']['BACKOFF_BASE_SECONDS']"
+        message = f"is {base:g}, and must not be larger than BACKOFF_CAP_SECONDS, which is {cap:g}."
+        yield Problem("conflict", "backoff_base_seconds", where, message)
+
+
+def usable(alias: str, given: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Options:
+    """The options as far as they can be read, with the default in the place of each mistake: for the system checks."""
+    values = _defaults()
+    for name, _, raw in _settings(alias, given if isinstance(given, Mapping) else {}, environ, {}):
+        with suppress(ValueError):
+            values[name] = parse(name, raw)
+    return Options(**values)
+
+
+def _defaults() -> dict[str, Any]:
+    return {name: option.default for name, option in OPTIONS.items()}
 
 
 def _settings(
-    alias: str, given: Mapping[str, Any], environ: Mapping[str, str] | None
+    alias: str, given: Mapping[str, Any], environ: Mapping[str, str] | None, flags: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, Any]]:
     environ = os.environ if environ is None else environ
     for name in OPTIONS:
         key = name.upper()
-        if f"DHARA_{key}" in environ:
+        if flags.get(name) is not None:
+            yield name, f"--{name.replace('_', '-')}", flags[name]
+        elif f"DHARA_{key}" in environ:
             yield name, f"environment variable DHARA_{key}", environ[f"DHARA_{key}"]
         elif key in given:
             yield name, f"TASKS[{alias!r}]['OPTIONS'][{key!r}]", given[key]
+
+
+def _shown(raw: Any) -> str:
+    """A value in a message. Large ones are cut, and Python refuses to print an integer of more than 4,300 digits."""
+    try:
+        text = repr(raw)
+    except ValueError:
+        return f"a number of {raw.bit_length()} bits"
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
 
 
 def parse(name: str, raw: Any) -> Any:
@@ -166,9 +199,7 @@ def parse(name: str, raw: Any) -> Any:
     if isinstance(default, bool):
         return _boolean(raw)
     if isinstance(default, str):
-        if not isinstance(raw, str):
-            raise ValueError("must be a string")
-        return raw
+        return _string(raw)
     return _bounded(name, _whole(raw) if isinstance(default, int) else _real(raw))
 
 
@@ -179,6 +210,12 @@ def _boolean(raw: Any) -> bool:
     if isinstance(raw, str) and raw.lower() in words:
         return words[raw.lower()]
     raise ValueError("must be true or false")
+
+
+def _string(raw: Any) -> str:
+    if not isinstance(raw, str):
+        raise ValueError("must be a string")
+    return raw
 
 
 def _whole(raw: Any) -> int:
