@@ -4,6 +4,7 @@ import pytest
 from django.db import connections
 
 from django_dhara import sql
+from tests.sessions import Session
 
 
 @pytest.fixture
@@ -18,3 +19,19 @@ def other_session(transactional_db):
     connection = connections.create_connection("default")
     yield connection
     connection.close()
+
+
+@pytest.fixture
+def sessions(transactional_db):
+    """Makes real sessions (see sessions.py) and closes them before the tables are emptied."""
+    made = []
+
+    def make(count):
+        made.extend(Session() for _ in range(count))
+        return made[-count:]
+
+    yield make
+    for session in made:
+        session.cancel()
+    for session in made:
+        session.close()

@@ -98,7 +98,7 @@ def claim(
         _statement(alias, named=bool(wanted.queues)),
         {
             "backend": wanted.backend,
-            "queues": list(wanted.queues),
+            "queues": list(dict.fromkeys(wanted.queues)),  # a name given twice would spend the limit twice
             "exclude": list(wanted.exclude),
             "unknown": list(unknown),
             "worker": worker,

@@ -8,7 +8,6 @@ from typing import Any, Literal
 from uuid import UUID
 
 from django_dhara.sql import Execute
-from django_dhara.states import State
 
 #: `canceled`: it was pending and never starts. `requested`: it runs, is told to stop, and never starts again.
 #: `finished`: it had ended; nothing changed.
@@ -95,17 +94,17 @@ def run_now(execute: Execute, id_: UUID) -> bool | None:
 
 def cancel_all(execute: Execute, ids: Iterable[UUID]) -> Tally:
     """`cancel` for many; locked ones are counted as busy."""
-    return _many(execute, _CANCEL, list(ids), "PENDING", "RUNNING")
+    return _many(execute, _CANCEL, list(ids), "state IN ('PENDING', 'RUNNING')")
 
 
 def revive_all(execute: Execute, ids: Iterable[UUID]) -> Tally:
     """`revive` for many; locked ones are counted as busy."""
-    return _many(execute, _REVIVE, list(ids), "DEAD", "CANCELED")
+    return _many(execute, _REVIVE, list(ids), "state IN ('DEAD', 'CANCELED')")
 
 
 def run_now_all(execute: Execute, ids: Iterable[UUID]) -> Tally:
     """`run_now` for many; locked ones are counted as busy."""
-    return _many(execute, _RUN_NOW, list(ids))
+    return _many(execute, _RUN_NOW, list(ids), "state = 'PENDING' AND run_at > statement_timestamp()")
 
 
 def _one(execute: Execute, statement: str, id_: UUID) -> Any:
@@ -119,15 +118,16 @@ def _exists(execute: Execute, id_: UUID) -> bool:
     return bool(execute("SELECT 1 FROM dhara_task WHERE id = %(id)s", {"id": id_}))
 
 
-def _many(execute: Execute, statement: str, ids: Sequence[UUID], *changeable: str) -> Tally:
+def _many(execute: Execute, statement: str, ids: Sequence[UUID], applies: str) -> Tally:
     tally = Tally({})
     done = set()
     for id_, answer in execute(statement.format(skip_locked="SKIP LOCKED"), {"id": ids}):
         tally.changed[answer] = tally.changed.get(answer, 0) + 1
         done.add(id_)
     rest = [id_ for id_ in ids if id_ not in done]
-    states = dict(execute("SELECT id, state FROM dhara_task WHERE id = ANY (%(id)s::uuid[])", {"id": rest}))
-    tally.missing = len(set(rest) - set(states))
-    tally.busy = sum(State(state) in changeable for state in states.values())
-    tally.refused = len(states) - tally.busy
+    # What the verb applies to and was left out all the same is locked.
+    locked = dict(execute(f"SELECT id, {applies} FROM dhara_task WHERE id = ANY (%(id)s::uuid[])", {"id": rest}))
+    tally.missing = len(set(rest) - set(locked))
+    tally.busy = sum(locked.values())
+    tally.refused = len(locked) - tally.busy
     return tally

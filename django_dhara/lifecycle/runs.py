@@ -83,12 +83,12 @@ settled AS (
 history AS (
     INSERT INTO dhara_attempt (task_id, lease, number, worker_id, started_at, ended_at, ended, error_class, message,
                                traceback)
-    SELECT id, lease, greatest(number, 1), worker_id, attempted_at, statement_timestamp(),
-           CASE verb WHEN 'time out' THEN 'TIMED_OUT' WHEN 'interrupt' THEN 'INTERRUPTED' ELSE 'FAILED' END,
+    SELECT id, lease, greatest(number, 1), worker_id, coalesce(attempted_at, statement_timestamp()),
+           statement_timestamp(), CASE verb WHEN 'time out' THEN 'TIMED_OUT' WHEN 'interrupt' THEN 'INTERRUPTED' ELSE 'FAILED' END,
            class, coalesce(message, ''), coalesce(traceback, '')
     FROM settled WHERE failed OR (verb = 'interrupt' AND state = 'DEAD')
 )
-SELECT id, state FROM settled
+SELECT id, lease, state FROM settled
 """
 
 
@@ -100,12 +100,13 @@ def settle(execute: Execute, worker: UUID, endings: Sequence[Ending], *, max_int
     columns = zip(*[_columns(ending) for ending in endings], strict=True)
     parameters = dict(zip(_COLUMNS, map(list, columns), strict=True))
     rows = execute(_SETTLE, {**parameters, "worker": worker, "max_interrupted": max_interrupted})
-    states = {id_: State(state) for id_, state in rows}
-    missing = [ending for ending in endings if ending.id not in states]
+    # By id and lease: an old run of a task and its new one may stand in the same batch.
+    states = {(id_, lease): State(state) for id_, lease, state in rows}
+    missing = [ending for ending in endings if (ending.id, ending.lease) not in states]
     owned = _still_owned(execute, missing) if missing else set()
     return [
-        Settled(states[e.id]) if e.id in states else Settled(None, refused=(e.id, e.lease) not in owned)
-        for e in endings
+        Settled(states[run]) if run in states else Settled(None, refused=run not in owned)
+        for run in [(ending.id, ending.lease) for ending in endings]
     ]
 
 
@@ -174,7 +175,7 @@ beat AS (
     WHERE id = (SELECT id FROM dhara_worker WHERE id = %(worker)s FOR NO KEY UPDATE SKIP LOCKED)
 )
 SELECT mine.id, mine.lease, renewed.id IS NOT NULL, coalesce(task.state = 'RUNNING', false)
-FROM mine LEFT JOIN renewed ON renewed.id = mine.id
+FROM mine LEFT JOIN renewed ON renewed.id = mine.id AND renewed.lease = mine.lease
      LEFT JOIN dhara_task AS task ON task.id = mine.id AND task.lease = mine.lease
 UNION ALL
 SELECT NULL, NULL, EXISTS (SELECT FROM dhara_worker WHERE id = %(worker)s), NULL

@@ -1,0 +1,86 @@
+"""Real sessions for tests of races: each has a connection and a thread of its own.
+
+A session can be held inside a statement, after its snapshot is taken and before it has locked a row (`hold_inside`), and its
+statements can be changed on the way (`plant`), which is how the tests prove that they would notice a missing guard.
+"""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic, sleep
+
+import psycopg
+from django.db import connections
+
+#: The advisory lock behind which a held statement waits.
+GATE = 7_077
+
+
+class Session:
+    """One psycopg connection, as a worker has it: server-side parameters, autocommit until `begin()`."""
+
+    def __init__(self):
+        parameters = connections["default"].get_connection_params()
+        for name in ("cursor_factory", "context"):
+            parameters.pop(name, None)
+        self.connection = psycopg.connect(**parameters, autocommit=True)
+        self.pid = self.connection.info.backend_pid
+        self.planted = ()
+        self.holds = False
+        self._thread = ThreadPoolExecutor(1)
+
+    def execute(self, statement, parameters):
+        for old, new in self.planted:
+            statement = statement.replace(old, new)
+        if self.holds and "/* dhara:" in statement and "/* dhara:owned */" not in statement:
+            pause = f"WHERE (SELECT pg_advisory_xact_lock_shared({GATE}) IS NOT NULL) AND "
+            statement = re.sub(r"WHERE ", pause, statement, count=1)
+        return self.connection.execute(statement, parameters).fetchall()
+
+    def plant(self, *changes):
+        """Change every statement of this session: (old text, new text), as a bug would."""
+        self.planted = changes
+
+    def hold_inside(self):
+        """From now on statements wait for the gate after their snapshot is taken."""
+        self.holds = True
+
+    def begin(self):
+        self.connection.execute("BEGIN")
+
+    def end(self, how="COMMIT"):
+        self.connection.execute(how)
+
+    def start(self, function, *arguments):
+        """Call `function(execute, *arguments)` in this session's thread."""
+        return self._thread.submit(function, self.execute, *arguments)
+
+    def is_blocked(self, by):
+        [[blocked]] = by.connection.execute("SELECT cardinality(pg_blocking_pids(%s)) > 0", [self.pid]).fetchall()
+        return blocked
+
+    def cancel(self):
+        """End whatever it waits for."""
+        self.connection.cancel_safe()
+        self._thread.shutdown()
+
+    def close(self):
+        self.connection.close()
+
+
+def wait(future, session, watcher, seconds=20):
+    """Wait until the call has ended (True) or stands before somebody's lock (False), whichever comes first."""
+    deadline = monotonic() + seconds
+    while monotonic() < deadline:
+        if future.done():
+            return True
+        if session.is_blocked(watcher):
+            return False
+        sleep(0.001)
+    raise AssertionError(f"neither done nor blocked after {seconds} s")
+
+
+def at_once(session, watcher, function, *arguments):
+    """The answer of a call that must not wait for anybody."""
+    future = session.start(function, *arguments)
+    assert wait(future, session, watcher), f"{function} waits for a lock"
+    return future.result()
