@@ -14,7 +14,7 @@ starts and stops them is all here:
 Importing any of it starts nothing.
 """
 
-from .place import Place
+from example_project.localdb.place import Place
 
 __all__ = ["database"]
 

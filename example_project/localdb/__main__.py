@@ -9,8 +9,8 @@ import sys
 import threading
 from urllib.parse import quote, urlencode
 
-from . import binaries, server
-from .errors import LocalDatabaseError
+from example_project.localdb import binaries, server
+from example_project.localdb.errors import LocalDatabaseError
 
 _DATABASE = "dhara"
 _LOOK_S = 0.5
@@ -23,9 +23,9 @@ def main(arguments: list[str] | None = None) -> int:
     choice, words = parser.parse_known_args(arguments)
     if words and choice.run is not psql:
         parser.error(f"unrecognized arguments: {' '.join(words)}")
-    choice.words = words
     try:
-        return choice.run(server.for_profile(choice.profile), choice)
+        local = server.for_profile(choice.profile)
+        return psql(local, words) if choice.run is psql else choice.run(local)
     except LocalDatabaseError as error:
         print(f"localdb: {error}", file=sys.stderr)
         return 1
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def run(local: server.Server, choice) -> int:
+def run(local: server.Server) -> int:
     """Keep the server up until Ctrl-C or SIGTERM."""
     enough = threading.Event()
     for word in (signal.SIGINT, signal.SIGTERM):
@@ -48,7 +48,7 @@ def run(local: server.Server, choice) -> int:
     return 0
 
 
-def start(local: server.Server, choice) -> int:
+def start(local: server.Server) -> int:
     """Start the server and leave it running until `stop`."""
     local.ensure(_DATABASE)
     local.keep()
@@ -56,13 +56,13 @@ def start(local: server.Server, choice) -> int:
     return 0
 
 
-def stop(local: server.Server, choice) -> int:
+def stop(local: server.Server) -> int:
     """Stop the server, whoever uses it."""
     print("stopped" if local.stop() else "not running")
     return 0
 
 
-def status(local: server.Server, choice) -> int:
+def status(local: server.Server) -> int:
     """Say in one line whether the server runs; exit code 0 or 3."""
     reply = local.cluster.reply()
     if reply == "absent":
@@ -72,13 +72,13 @@ def status(local: server.Server, choice) -> int:
     return 0
 
 
-def url(local: server.Server, choice) -> int:
+def url(local: server.Server) -> int:
     """Print the DATABASE_URL of the server; starts nothing."""
     print(_url(local))
     return 0
 
 
-def psql(local: server.Server, choice) -> int:
+def psql(local: server.Server, words: list[str]) -> int:
     """Open psql on the server; what follows goes to psql."""
     local.ensure(_DATABASE)
     place = local.place
@@ -86,7 +86,7 @@ def psql(local: server.Server, choice) -> int:
     where = ["-h", place.sockets, "-p", str(place.port), "-U", place.user, "-d", _DATABASE]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for psql: it ends a query, not us.
-    return subprocess.run([program, *where, *choice.words], env=environment, check=False).returncode
+    return subprocess.run([program, *where, *words], env=environment, check=False).returncode
 
 
 def _url(local: server.Server) -> str:

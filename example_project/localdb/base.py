@@ -7,8 +7,8 @@ from django.db.backends.base.creation import TEST_DATABASE_PREFIX
 from django.db.backends.postgresql import base, client
 from django.db.utils import OperationalError
 
-from . import binaries, server
-from .errors import LocalDatabaseError, NoPostgres
+from example_project.localdb import binaries, server
+from example_project.localdb.errors import LocalDatabaseError, NoPostgres
 
 #: Said explicitly so that the user's PG* variables (PGHOST, PGPORT, PGSSLMODE ...) decide nothing. libpq takes an empty
 #: word in a connection string as an answer; `options` alone needs a blank.

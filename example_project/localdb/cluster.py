@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from . import binaries, wire
-from .errors import LocalDatabaseError
-from .place import Place, server_account
+from example_project.localdb import binaries, wire
+from example_project.localdb.errors import LocalDatabaseError
+from example_project.localdb.place import Place
 
 #: A crash recovery takes as long as it takes; this only ends the wait for a frozen server.
 _START_LIMIT_S = 600
@@ -85,7 +85,7 @@ class Cluster:
         half = self.place.half_made
         shutil.rmtree(half, ignore_errors=True)
         half.mkdir(mode=0o700)
-        account = server_account()
+        account = self.place.account()
         if account:
             os.chown(half, account.pw_uid, account.pw_gid)
         # initdb keeps the lock: if we are killed, nobody clears the folder under an initdb that still writes to it.
@@ -188,13 +188,14 @@ class Cluster:
     def _open_log(self):
         if self._log_size() > _LOG_LIMIT:
             self.place.log.replace(self.place.log.with_suffix(".old.log"))
-        return open(os.open(self.place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+        self.place.log.touch(mode=0o600)
+        return self.place.log.open("ab")
 
     def _run(self, command: list, **options) -> subprocess.CompletedProcess:
         """Run a PostgreSQL program as the server's account, blind to the user's PG* variables and language."""
         foreign = ("PG", "LC_", "LANG")
         environment = {k: v for k, v in os.environ.items() if not k.startswith(foreign)} | {"LC_ALL": "C"}
-        account = server_account()
+        account = self.place.account()
         if account:
             options |= {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
         return subprocess.run(
@@ -223,7 +224,7 @@ class Cluster:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             except OSError:
                 return False
-            return data in words and any(os.path.basename(word) == b"postgres" for word in words)
+            return data in words and any(word.endswith(b"/postgres") for word in words)
         line = subprocess.run(["ps", "-ww", "-p", str(pid), "-o", "args="], capture_output=True, check=False).stdout
         return b"postgres" in line and b" " + data + b" " in line
 
@@ -245,6 +246,6 @@ class Cluster:
         return self.place.log.stat().st_size if self.place.log.exists() else 0
 
     def _log_tail(self, since: int = 0) -> str:
-        with open(self.place.log, "rb") as log:
+        with self.place.log.open("rb") as log:
             log.seek(max(since, self._log_size() - 20_000))
             return log.read().decode(errors="replace")

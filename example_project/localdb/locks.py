@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from .errors import LocalDatabaseError
+from example_project.localdb.errors import LocalDatabaseError
 
 try:
     import fcntl

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import LocalDatabaseError
+from example_project.localdb.errors import LocalDatabaseError
 
 try:
     import pwd
@@ -72,14 +72,22 @@ class Place:
         """Return whether a commit must survive a power cut here; test clusters are thrown away."""
         return not self.profile.startswith(("test", "pg"))
 
+    def account(self):
+        """Return the password entry the server runs as, or None for "as we are"; PostgreSQL refuses to run as root."""
+        if not _is_root():
+            return None
+        if self.data.exists():  # Whoever owns it stays in charge, even if a user postgres has come meanwhile.
+            return pwd.getpwuid(self.data.stat().st_uid)
+        return _first_account("postgres", "nobody")
+
     def prepare(self) -> None:
         """Make the folders that are missing and set the rights of our own; folders of others stay as they are."""
-        account = server_account()
-        _folder(self.base.parent)
+        account = self.account()
+        make_folder(self.base.parent)
         if account:
             _check_way(account, self.base)
         for folder, owner in ((self.base, None), (self.sockets, account)):
-            _folder(folder)
+            make_folder(folder)
             _own(folder, 0o700 if owner or not account else 0o711, owner)
 
     def _short_sockets(self) -> Path:
@@ -88,14 +96,12 @@ class Place:
         short = hashlib.sha256(os.fsencode(self.base)).hexdigest()[:12]
         if _is_root():
             return ROOT_HOME / "sock" / short
-        return Path("/tmp") / f"dhara-localdb-{os.getuid()}-{short}"
+        uid = getattr(os, "getuid", int)()  # Windows has none, and gets this far only to be told so.
+        return Path("/tmp") / f"dhara-localdb-{uid}-{short}"
 
 
-def server_account():
-    """Return the password entry the server runs as, or None for "as we are"; PostgreSQL refuses to run as root."""
-    if not _is_root():
-        return None
-    for name in ("postgres", "nobody"):
+def _first_account(*names: str):
+    for name in names:
         try:
             return pwd.getpwnam(name)
         except KeyError:
@@ -121,10 +127,11 @@ def _usable(socket: Path) -> bool:
     return len(os.fsencode(socket)) <= SOCKET_PATH_LIMIT and "," not in str(socket)
 
 
-def _folder(path: Path) -> None:
+def make_folder(path: Path) -> None:
+    """Make the folder and what is missing above it: open to pass through under root, private otherwise."""
     if path.is_dir():
         return
-    _folder(path.parent)
+    make_folder(path.parent)
     path.mkdir(exist_ok=True)
     path.chmod(0o755 if _is_root() else 0o700)
 
@@ -143,7 +150,8 @@ def _own(path: Path, mode: int, account) -> None:
     """Give our own folder its owner and mode, also when an earlier try was killed half-way; refuse a stranger's."""
     found = path.lstat()
     wanted = account.pw_uid if account else os.geteuid()
-    if path.is_symlink() or found.st_uid not in {os.geteuid(), wanted}:
+    # Only root has an account to give to, and then the folder above is root's own: no stranger made this one.
+    if path.is_symlink() or (found.st_uid != wanted and not account):
         raise LocalDatabaseError(f"{path} belongs to somebody else: remove it, or set LOCALDB_HOME to another folder")
     if found.st_uid != wanted:
         os.chown(path, account.pw_uid, account.pw_gid)

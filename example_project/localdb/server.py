@@ -11,10 +11,10 @@ import os
 import threading
 from contextlib import contextmanager
 
-from . import binaries, locks, wire
-from .cluster import Cluster
-from .errors import LocalDatabaseError
-from .place import Place
+from example_project.localdb import binaries, locks, wire
+from example_project.localdb.cluster import Cluster
+from example_project.localdb.errors import LocalDatabaseError
+from example_project.localdb.place import Place
 
 
 class Server:
@@ -77,9 +77,9 @@ class Server:
             return self.cluster.reply() == "absent" and not self.place.pid_file.exists()
 
     def _bring_up(self, database: str) -> None:
-        if _leaving:
+        if _leaving.is_set():
             raise LocalDatabaseError("this process is ending and has let go of its server")
-        programs = binaries.find()
+        programs = binaries.find(self.place.account())
         self.place.prepare()
         with locks.alone(self._lock_path) as lock:
             self._take_share()
@@ -131,7 +131,7 @@ def _plain_words(place: Place):
 
 
 _servers: dict[Place, Server] = {}
-_leaving = False
+_leaving = threading.Event()
 
 
 def for_profile(profile: str | None = None) -> Server:
@@ -143,8 +143,7 @@ def for_profile(profile: str | None = None) -> Server:
 # Registered as early as the settings are read, so that it runs late: what else happens at exit still has its database.
 @atexit.register
 def _leave() -> None:
-    global _leaving
-    _leaving = True
+    _leaving.set()
     for server in list(_servers.values()):
         try:
             server.release()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from example_project.localdb.cluster import Cluster
-from example_project.localdb.place import PROJECT, Place, server_account
+from example_project.localdb.place import PROJECT, Place
 
 ROOT = os.geteuid() == 0
 
@@ -121,7 +121,7 @@ class Lab:
 def heard(process: subprocess.Popen, word: str = "up") -> None:
     """Wait for the process to say `word`."""
     line = process.stdout.readline()
-    assert line == f"{word}\n", process.stderr.read() if not line else line
+    assert line == f"{word}\n", line or process.stderr.read()
 
 
 def leave(process: subprocess.Popen) -> None:
@@ -185,7 +185,7 @@ def lab(empty_lab, made_once):
 
 
 @pytest.fixture
-def account():
+def account(lab):
     """Return the user id the server runs as."""
-    found = server_account()
+    found = lab.cluster.place.account()
     return found.pw_uid if found else os.geteuid()

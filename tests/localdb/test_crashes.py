@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from .conftest import USER, Lab, heard, leave, until
+from tests.localdb.conftest import USER, Lab, heard, leave, until
 
 QUERY = """
 from example_project.localdb import server
@@ -57,7 +57,7 @@ def durable_lab(home):
     made.close()
 
 
-@pytest.mark.parametrize("left", ["", "12", "\n", "not a number\n/nowhere\n"])
+@pytest.mark.parametrize("left", ["", "12", pytest.param("not a number\n", marks=pytest.mark.slow)])
 def test_damaged_postmaster_pid_does_not_matter(lab, left):
     lab.user().kill()
     lab.kill_server()
@@ -69,7 +69,7 @@ def test_damaged_postmaster_pid_does_not_matter(lab, left):
 @pytest.mark.parametrize("whole_group", [True, False], ids=["with its children", "alone"])
 @pytest.mark.parametrize(
     "after_s",
-    [0.1, 0.25, 0.4, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.05, 0.15, 0.2, 0.3, 0.35, 0.5, 0.7, 1.0))],
+    [0.25, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.05, 0.1, 0.15, 0.2, 0.3, 0.35, 0.4, 0.5, 0.7, 1.0))],
 )
 def test_kill_at_any_moment_of_the_first_start_is_recovered_from(empty_lab, after_s, whole_group):
     first = empty_lab.spawn(USER)
@@ -115,6 +115,7 @@ def test_server_launched_by_a_killed_process_is_waited_for_not_doubled(lab):
     assert lab.postmasters() == []
 
 
+@pytest.mark.slow
 def test_frozen_starter_is_waited_for(empty_lab):
     first = empty_lab.spawn(USER)
     until((empty_lab.base / "lock").exists)

@@ -4,7 +4,9 @@ import os
 import re
 import signal
 
-from .conftest import DJANGO, leave
+import pytest
+
+from tests.localdb.conftest import DJANGO, leave
 
 
 def test_engine_creates_its_database_and_keeps_it(lab):
@@ -60,6 +62,7 @@ def test_dev_profile_keeps_commits_safe(empty_lab):
     assert empty_lab.run(DJANGO + code, LOCALDB_PROFILE="dev") == "on\n"
 
 
+@pytest.mark.slow
 def test_profiles_are_clusters_of_their_own(lab):
     code = "with connection.cursor() as c: c.execute('SHOW data_directory'); print(c.fetchone()[0])"
     there = {lab.run(DJANGO + code, LOCALDB_PROFILE=profile) for profile in ("test", "testb")}

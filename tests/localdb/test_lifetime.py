@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from .conftest import USER, heard, leave, until
+from tests.localdb.conftest import USER, heard, leave, until
 
 
 def test_last_clean_exit_stops_the_server(lab):

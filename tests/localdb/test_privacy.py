@@ -1,6 +1,5 @@
 """The server belongs to whoever started it: no port, no other user, no foreign folder touched."""
 
-import os
 import re
 import subprocess
 import sys
@@ -8,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from example_project.localdb import binaries, place
+from example_project.localdb.errors import LocalDatabaseError
 from example_project.localdb.place import PROJECT
-
-from .conftest import ROOT, leave
+from tests.localdb.conftest import ROOT, leave
 
 as_root = pytest.mark.skipif(not ROOT, reason="only root can become somebody else")
 
@@ -20,7 +20,7 @@ def test_no_tcp_port_is_open(lab):
     open_files = Path(f"/proc/{lab.cluster.pid()}/fd")
     if not open_files.exists():
         pytest.skip("needs /proc")
-    links = [os.readlink(file) for file in open_files.iterdir()]
+    links = [str(file.readlink()) for file in open_files.iterdir()]
     sockets = {found[1] for link in links if (found := re.match(r"socket:\[(\d+)\]", link))}
     tcp = [line.split()[9] for name in ("tcp", "tcp6") for line in _lines(Path("/proc/net") / name)[1:]]
     assert sockets
@@ -50,9 +50,8 @@ def test_socket_folder_and_data_are_private(lab, account):
 @as_root
 def test_another_user_is_refused(lab):
     user = lab.user()
-    place = lab.cluster.place
     refused = subprocess.run(
-        ["/bin/ls", place.sockets],
+        ["/bin/ls", lab.cluster.place.sockets],
         user=12345,
         group=12345,
         extra_groups=[],
@@ -98,10 +97,8 @@ def test_root_says_which_folder_the_account_cannot_enter(empty_lab):
 
 
 @as_root
-def test_root_copies_programs_the_account_cannot_reach(lab, tmp_path, monkeypatch):
+def test_root_copies_programs_the_account_cannot_reach(lab, tmp_path):
     """tmp_path is closed to other users, like a virtual environment in root's home."""
-    from example_project.localdb import binaries
-
     found = binaries.find()
     hidden = tmp_path / "wheel" / "pginstall"
     hidden.parent.mkdir()
@@ -116,19 +113,18 @@ def test_root_copies_programs_the_account_cannot_reach(lab, tmp_path, monkeypatc
 from pathlib import Path
 from example_project.localdb import binaries
 binaries.ROOT_HOME = Path({str(lab.home / "copies")!r})
-print(binaries.find())
 from example_project.localdb import server
-server.for_profile().ensure()
+local = server.for_profile()
+print(binaries.find(local.place.account()))
+local.ensure()
 """
     copy = Path(lab.run(code, LOCALDB_BIN=str(hidden / "bin")).strip())
     assert copy.is_relative_to(lab.home / "copies")
     assert tmp_path.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.skipif(ROOT, reason="the path is the account's business under root")
-def test_stranger_owning_the_short_socket_folder_is_refused(lab, tmp_path, monkeypatch):
-    from example_project.localdb import place
-    from example_project.localdb.errors import LocalDatabaseError
+@pytest.mark.skipif(ROOT, reason="every folder is root's to give")
+def test_stranger_owning_the_short_socket_folder_is_refused():
 
     with pytest.raises(LocalDatabaseError, match="belongs to somebody else"):
         place._own(Path("/etc"), 0o700, None)

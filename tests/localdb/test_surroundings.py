@@ -7,13 +7,19 @@ import sys
 
 import pytest
 
-from .conftest import DJANGO, ROOT, Lab, leave
+from tests.localdb.conftest import DJANGO, ROOT, Lab, leave
 
 
 @pytest.mark.parametrize(
     "name",
-    ["long-" + "x" * 150, "with a space and ÉCOLE ☂", "comma,comma", 'quote"quote', "dollar$HOME", "back\\slash"],
-    ids=["long", "space and non-ASCII", "comma", "double quote", "dollar", "backslash"],
+    [
+        pytest.param("long-" + "x" * 150, id="long"),
+        pytest.param("with a space and ÉCOLE ☂", id="space and non-ASCII"),
+        pytest.param("comma,comma", id="comma", marks=pytest.mark.slow),
+        pytest.param('quote"quote', id="double quote", marks=pytest.mark.slow),
+        pytest.param("dollar$HOME", id="dollar", marks=pytest.mark.slow),
+        pytest.param("back\\slash", id="backslash", marks=pytest.mark.slow),
+    ],
 )
 def test_odd_folder_names_work(home, name):
     (home / name).mkdir()
@@ -55,7 +61,7 @@ def test_without_programs_the_message_names_database_url(empty_lab, tmp_path):
 from example_project.localdb import binaries
 binaries.WHEELS = binaries.SYSTEM = ()
 """
-    process = empty_lab.spawn(code + DJANGO + "connection.ensure_connection()", PATH=str(tmp_path))
+    process = empty_lab.spawn(code + DJANGO + "connection.ensure_connection()", PATH=str(tmp_path), LOCALDB_BIN="")
     err = process.communicate(timeout=60)[1]
     last = err.strip().splitlines()[-1]
     assert "ImproperlyConfigured: no PostgreSQL programs found" in last
@@ -100,7 +106,7 @@ def test_cluster_of_another_version_is_named(lab):
 
 def test_server_that_refuses_to_start_says_why_in_one_line(lab):
     leave(lab.user())
-    with open(lab.cluster.place.data / "postgresql.conf", "a") as configuration:
+    with (lab.cluster.place.data / "postgresql.conf").open("a") as configuration:
         configuration.write("nonsense = on\n")
     answer = lab.command("start")
     assert answer.returncode == 1
