@@ -21,7 +21,7 @@ MAX_QUEUE_NAME_LENGTH = 255
 
 
 class DharaBackend(BaseTaskBackend):
-    """`{"BACKEND": "django_dhara.backend.DharaBackend", "QUEUES": [], "OPTIONS": {...}}`; options: see `conf.Options`."""
+    """`{"BACKEND": "django_dhara.backend.DharaBackend", "QUEUES": [], "OPTIONS": {...}}`; see `conf.Options`."""
 
     task_class = Task
     supports_defer = True
@@ -54,7 +54,9 @@ class DharaBackend(BaseTaskBackend):
         except ValueError as error:
             raise InvalidTask(str(error)) from None
 
-    def enqueue(self, task: DjangoTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult:
+    def enqueue(  # type: ignore[override]  # to the stubs a result knows its function's types
+        self, task: DjangoTask, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> TaskResult:
         """Insert a task in the caller's transaction; see `enqueue.enqueue`."""
         return self.enqueue_many([Call(task, tuple(args), kwargs)])[0]
 
@@ -109,4 +111,4 @@ def read_results(alias: str, ids: Iterable[UUID]) -> Iterator[TaskResult]:
     rows = Row.objects.using(alias).filter(id__in=list(ids)).annotate(text=Cast("payload", TextField()))
     for row in rows.defer("payload"):
         attempts = Attempt.objects.using(alias).filter(task_id=row.id).order_by("id")
-        yield results.from_row(row, attempts, *payload.decode(row.text))
+        yield results.from_row(row, attempts, *payload.decode(row.text))  # type: ignore[attr-defined]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import django
 from django.core.exceptions import ImproperlyConfigured
@@ -25,8 +25,10 @@ __all__ = [
 ]
 
 if TYPE_CHECKING or django.VERSION >= (6, 0):
-    from django.tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
-    from django.tasks import Task as DjangoTask
+    from django.tasks import Task as _Task
+    from django.tasks import TaskContext as _TaskContext
+    from django.tasks import TaskResult as _TaskResult
+    from django.tasks import TaskResultStatus, task_backends
     from django.tasks.backends.base import BaseTaskBackend
     from django.tasks.base import TaskError
     from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist, TaskResultMismatch
@@ -40,10 +42,12 @@ else:
             f"Django {django.get_version()} has no django.tasks: install the backport with "
             "`pip install 'django-dhara[django52]'`."
         ) from error
-    from django_tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
+    from django_tasks import TaskContext as _TaskContext
+    from django_tasks import TaskResult as _TaskResult
+    from django_tasks import TaskResultStatus, task_backends
     from django_tasks import exceptions as _exceptions
     from django_tasks.backends.base import BaseTaskBackend
-    from django_tasks.base import Task as DjangoTask
+    from django_tasks.base import Task as _Task
     from django_tasks.base import TaskError
     from django_tasks.exceptions import TaskResultDoesNotExist, TaskResultMismatch
     from django_tasks.signals import task_enqueued, task_finished, task_started
@@ -51,3 +55,11 @@ else:
 
     # The backport's main branch has taken Django's name for it; its releases have not yet.
     InvalidTask = getattr(_exceptions, "InvalidTask", None) or _exceptions.InvalidTaskError
+
+if TYPE_CHECKING:
+    # To type checkers they are generic in the function's signature and result, which a stored row does not tell.
+    DjangoTask: TypeAlias = _Task[..., Any]
+    TaskContext: TypeAlias = _TaskContext[..., Any]
+    TaskResult: TypeAlias = _TaskResult[..., Any]
+else:
+    DjangoTask, TaskContext, TaskResult = _Task, _TaskContext, _TaskResult

@@ -124,9 +124,7 @@ def read(alias: str, given: Mapping[str, Any], environ: Mapping[str, str] | None
     return Options(**{name: parse(name, raw) for name, _, raw in _settings(alias, given, environ, flags)})
 
 
-def problems(
-    alias: str, given: Mapping[str, Any], environ: Mapping[str, str] | None = None, **flags: Any
-) -> Iterator[Problem]:
+def problems(alias: str, given: object, environ: Mapping[str, str] | None = None, **flags: Any) -> Iterator[Problem]:
     """Every mistake in the options of the backend `alias`."""
     if not isinstance(given, Mapping):
         where = f"TASKS[{alias!r}]['OPTIONS']"
@@ -153,7 +151,7 @@ def _contradictions(alias: str, values: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem("conflict", "backoff_base_seconds", where, message)
 
 
-def usable(alias: str, given: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Options:
+def usable(alias: str, given: object, environ: Mapping[str, str] | None = None) -> Options:
     """The options as far as they can be read, with the default in the place of each mistake: for the system checks."""
     values = _defaults()
     for name, _, raw in _settings(alias, given if isinstance(given, Mapping) else {}, environ, {}):

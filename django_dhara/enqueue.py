@@ -1,7 +1,8 @@
 """A call becomes a row, in the caller's transaction.
 
-Everything that can be wrong with a call is found before any SQL, so that an error never aborts the caller's transaction.
-The row is inserted on the caller's own connection: it commits, or vanishes, with what the caller wrote there.
+Everything that can be wrong with a call is found before any SQL, so that an error never aborts the caller's
+transaction. The row is inserted on the caller's own connection: it commits, or vanishes, with what the caller wrote
+there.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ def _insert_many(connection: BaseDatabaseWrapper, backend: DharaBackend, rows: l
     ordered = sorted(rows, key=lambda row: (row.function, row.key or ""))
     keyed = any(row.key is not None for row in rows)
     if len(ordered) <= CHUNK and not keyed:
-        return _insert(connection, backend, ordered)
+        _insert(connection, backend, ordered)
+        return
     with transaction.atomic(using=connection.alias, savepoint=keyed):
         for start in range(0, len(ordered), CHUNK):
             _insert(connection, backend, ordered[start : start + CHUNK])

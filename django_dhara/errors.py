@@ -98,7 +98,7 @@ class Snooze(_Later):
 
 
 class Retry(_Later):
-    """Raise it in a task that failed and knows when to try again: a failure like any other, but after `after` seconds."""
+    """Raise it in a task that failed and knows when to try again: a failure like any other, with a delay of its own."""
 
     def __init__(self, after: float | timedelta = 0, message: str = "") -> None:
         super().__init__(after, message)

@@ -1,14 +1,14 @@
 """The rows: what a task, its failed runs, the workers and the queues look like in PostgreSQL.
 
-Columns, constraints, indexes and named predicates stand here; no change of state does (see `lifecycle.py`). Times are
-the database's own, never a worker's. Two rules shape the indexes: `lease_until` is in none, so that renewing a lease is a
+Columns, constraints, indexes and named predicates stand here; no change of state does (see `lifecycle`). Times are the
+database's own, never a worker's. Two rules shape the indexes: `lease_until` is in none, so that renewing a lease is a
 HOT update; and a claim walks `dhara_task_ready`, which leads with what a worker asks for (backend, queue, priority).
 """
 
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from django.db import models
 from django.db.models import F, Q
@@ -108,7 +108,7 @@ class Task(models.Model):
     attempted_at = models.DateTimeField(null=True, help_text="Start of the newest run.")
     finished_at = models.DateTimeField(null=True)
 
-    objects: ClassVar[models.Manager[Task]] = TaskQuerySet.as_manager()  # type: ignore[assignment]
+    objects = TaskQuerySet.as_manager()
 
     class Meta:
         db_table = "dhara_task"

@@ -29,7 +29,7 @@ class Placeholder(Expression):
         super().__init__(output_field=output_field)
         self.text = text
 
-    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:  # type: ignore[override]
         return self.text, []
 
 
@@ -68,6 +68,7 @@ def on(alias: str) -> Execute:
     def execute(statement: str, parameters: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
         with connections[alias].cursor() as cursor:
             cursor.execute(statement, parameters)
-            return cursor.fetchall()
+            rows: Sequence[tuple[Any, ...]] = cursor.fetchall()
+            return rows
 
     return execute

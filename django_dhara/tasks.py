@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from inspect import Signature, iscoroutinefunction, signature
 from typing import Any, overload
 from weakref import WeakKeyDictionary
@@ -55,7 +55,7 @@ class Task(DjangoTask):
         DjangoTask.__post_init__(self)
         registry.register(self)
 
-    def using(  # type: ignore[override]
+    def using(
         self,
         *,
         priority: int | None = None,
@@ -214,7 +214,7 @@ def _check_time(task: Task) -> None:
         raise InvalidTask(f"run_after must be between no time and {MAX_DELAY.days} days, not {task.delay!r}.")
     if task.run_after is not None and not isinstance(task.run_after, datetime):
         raise InvalidTask(f"run_after must be a datetime or a timedelta, not {task.run_after!r}.")
-    if task.run_after is not None and not 1900 <= task.run_after.year <= datetime.now().year + 100:
+    if task.run_after is not None and not 1900 <= task.run_after.year <= datetime.now(UTC).year + 100:
         raise InvalidTask(f"run_after must be within the next hundred years, not {task.run_after!r}.")
     if task.delay is not None and not task.get_backend().supports_defer:
         raise InvalidTask("Backend does not support run_after.")

@@ -1,6 +1,6 @@
 """Write the generated parts of the documentation; tests compare them with the code.
 
-    python docs/generate.py
+    python docs/generate.py [--check]
 
 A part stands between `<!-- begin NAME -->` and `<!-- end NAME -->`.
 """
@@ -16,7 +16,7 @@ DOCS = Path(__file__).resolve().parent
 if __name__ == "__main__":
     sys.path.insert(0, str(DOCS.parent))
 
-from django_dhara import conf  # noqa: E402
+from django_dhara import conf
 
 
 def options_table() -> str:
@@ -64,11 +64,19 @@ def with_part(text: str, name: str, part: str) -> str:
     return f"{head}{begin}{part}{end}{tail}"
 
 
-def main() -> None:
+def main() -> int:
+    stale = 0
     for page, name, function in PARTS:
         path = DOCS / page
-        path.write_text(with_part(path.read_text(encoding="utf-8"), name, function()), encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
+        fresh = with_part(text, name, function())
+        if fresh != text and "--check" in sys.argv[1:]:
+            stale += 1
+            print(f"docs/{page}: run `python docs/generate.py`")
+        elif fresh != text:
+            path.write_text(fresh, encoding="utf-8")
+    return 1 if stale else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -5,8 +5,8 @@ import os
 # Before localdb reads it: a cluster apart from the demo's, without fsync.
 os.environ.setdefault("LOCALDB_PROFILE", "test")
 
-from example_project.settings import *  # noqa: E402, F403
-from example_project.settings import DATABASES, INSTALLED_APPS, TASKS  # noqa: E402
+from example_project.settings import *  # noqa: F403
+from example_project.settings import DATABASES, INSTALLED_APPS, TASKS
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.app"]
 DEBUG = False

@@ -1,8 +1,6 @@
 """The options of a backend: what is taken, what is refused, and which source wins."""
 
-import importlib.util
 import math
-from pathlib import Path
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -10,8 +8,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django_dhara import conf
 
 pytestmark = pytest.mark.fast
-
-DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 NUMBERS = [name for name, option in conf.OPTIONS.items() if option.metadata]
 WHOLE = [name for name in NUMBERS if isinstance(conf.OPTIONS[name].default, int)]
@@ -137,23 +133,3 @@ def test_a_default_obeys_its_own_limits():
     assert conf.read("default", {name.upper(): option.default for name, option in conf.OPTIONS.items()}, {}) == (
         conf.Options()
     )
-
-
-@pytest.fixture(scope="module")
-def generate():
-    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_generated_parts_of_the_documentation_are_up_to_date(generate):
-    for page, name, function in generate.PARTS:
-        text = (DOCS / page).read_text(encoding="utf-8")
-        assert generate.with_part(text, name, function()) == text, "run `python docs/generate.py`"
-
-
-def test_every_option_has_a_reason(generate):
-    reasons = generate.reasons(conf.Options)
-    assert list(reasons) == list(conf.OPTIONS)
-    assert all(reasons.values())

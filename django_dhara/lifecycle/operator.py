@@ -126,7 +126,9 @@ def _many(execute: Execute, statement: str, ids: Sequence[UUID], applies: str) -
         done.add(id_)
     rest = [id_ for id_ in ids if id_ not in done]
     # What the verb applies to and was left out all the same is locked.
-    locked = dict(execute(f"SELECT id, {applies} FROM dhara_task WHERE id = ANY (%(id)s::uuid[])", {"id": rest}))
+    locked: dict[UUID, bool] = dict(
+        execute(f"SELECT id, {applies} FROM dhara_task WHERE id = ANY (%(id)s::uuid[])", {"id": rest})
+    )
     tally.missing = len(set(rest) - set(locked))
     tally.busy = sum(locked.values())
     tally.refused = len(locked) - tally.busy

@@ -1,0 +1,60 @@
+"""The documentation agrees with the code."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from django_dhara import checks, conf
+
+pytestmark = pytest.mark.fast
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+@pytest.fixture(scope="module")
+def generate():
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_generated_parts_are_up_to_date(generate):
+    for page, name, function in generate.PARTS:
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        assert generate.with_part(text, name, function()) == text, "run `python docs/generate.py`"
+
+
+def test_every_option_has_a_reason(generate):
+    reasons = generate.reasons(conf.Options)
+    assert list(reasons) == list(conf.OPTIONS)
+    assert all(reasons.values())
+
+
+def test_every_check_has_a_section():
+    page = (ROOT / "docs/reference/checks.md").read_text(encoding="utf-8")
+    source = Path(checks.__file__).read_text(encoding="utf-8")
+    assert re.findall(r"^### (.*)$", page, flags=re.MULTILINE) == sorted(set(re.findall(r"dhara\.[EW]\d{3}", source)))
+
+
+def test_the_changelog_knows_the_newest_check_of_each_kind():
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    ids = sorted(set(re.findall(r"dhara\.[EW]\d{3}", Path(checks.__file__).read_text(encoding="utf-8"))))
+    assert f"`{max(id for id in ids if '.E' in id)}`" in changelog
+    assert f"`{max(id for id in ids if '.W' in id)}`" in changelog
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        if "://" not in target and not target.startswith("mailto:"):
+            assert (page.parent / target).exists(), target
+
+
+def test_a_page_has_one_title():
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        assert len(re.findall(r"^# ", text, flags=re.MULTILINE)) == 1, page
