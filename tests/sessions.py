@@ -1,11 +1,12 @@
 """Real sessions for tests of races: each has a connection and a thread of its own.
 
-A session can be held inside a statement, after its snapshot is taken and before it has locked a row (`hold_inside`), and its
-statements can be changed on the way (`plant`), which is how the tests prove that they would notice a missing guard.
+A session can be held inside a statement, after its snapshot is taken and before it has locked a row (`holds`), and its
+statements can be changed on the way (`planted`), which is how the tests prove that they would notice a missing guard.
 """
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from time import monotonic, sleep
 
 import psycopg
@@ -24,7 +25,9 @@ class Session:
             parameters.pop(name, None)
         self.connection = psycopg.connect(**parameters, autocommit=True)
         self.pid = self.connection.info.backend_pid
+        #: Changes to the text of every statement, (old, new), as a bug would make them.
         self.planted = ()
+        #: Statements wait at the gate after their snapshot is taken.
         self.holds = False
         self._thread = ThreadPoolExecutor(1)
 
@@ -36,13 +39,14 @@ class Session:
             statement = re.sub(r"WHERE ", pause, statement, count=1)
         return self.connection.execute(statement, parameters).fetchall()
 
-    def plant(self, *changes):
-        """Change every statement of this session: (old text, new text), as a bug would."""
-        self.planted = changes
-
-    def hold_inside(self):
-        """From now on statements wait for the gate after their snapshot is taken."""
-        self.holds = True
+    @contextmanager
+    def gate(self):
+        """While this lasts, statements of sessions that hold wait after their snapshot was taken."""
+        self.connection.execute("SELECT pg_advisory_lock(%s)", [GATE])
+        try:
+            yield
+        finally:
+            self.connection.execute("SELECT pg_advisory_unlock(%s)", [GATE])
 
     def begin(self):
         self.connection.execute("BEGIN")

@@ -7,7 +7,7 @@ from functools import partial
 
 from django_dhara import lifecycle
 from django_dhara.lifecycle import Report, Settled, Wanted
-from django_dhara.states import State
+from django_dhara.states import ARROWS, FINAL, State
 from tests.rows import MAX_INTERRUPTED, MAX_LOST, OTHER_WORKER, OUTCOMES, WORKER, an_ending
 
 
@@ -34,11 +34,9 @@ def report(execute, task):
 
 
 def prune(execute, task):
-    """Of whichever final state the task is in."""
-    return sum(
-        lifecycle.prune(execute, "default", task.backend, state, older_than=0.0, keyed_older_than=0.0)
-        for state in (State.COMPLETED, State.DEAD, State.CANCELED)
-    )
+    """Of the final state that the task was read in, or of canceled tasks."""
+    state = task.state if task.state in FINAL else State.CANCELED
+    return lifecycle.prune(execute, "default", task.backend, state, older_than=0.0, keyed_older_than=0.0)
 
 
 VERBS = {
@@ -61,6 +59,8 @@ NO_ARROW = {
     (State.PENDING, "run now"),
     *((state, "prune") for state in (State.COMPLETED, State.DEAD, State.CANCELED)),
 }
+
+DOES_SOMETHING = NO_ARROW | {(arrow.source, arrow.verb) for arrow in ARROWS}
 
 #: What a verb answers when it leaves out a row that somebody else has locked. The others wait for it.
 SKIPPED = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -22,6 +22,18 @@ class Ending:
     lease: int
     outcome: Outcome
     seconds: float | None
+
+    def minimal(self) -> Ending:
+        """The same ending without anything that the database might refuse: finished work must not run again for that."""
+        outcome: Outcome
+        match self.outcome:
+            case Completed():
+                outcome = Completed("null")
+            case Failed() | TimedOut() | Discarded() | Interrupted():
+                outcome = replace(self.outcome, error=Error("builtins.Exception", "could not be stored", "", "unstorable"))
+            case _:
+                outcome = self.outcome
+        return replace(self, outcome=outcome)
 
 
 class Settled(NamedTuple):
@@ -84,7 +96,8 @@ history AS (
     INSERT INTO dhara_attempt (task_id, lease, number, worker_id, started_at, ended_at, ended, error_class, message,
                                traceback)
     SELECT id, lease, greatest(number, 1), worker_id, coalesce(attempted_at, statement_timestamp()),
-           statement_timestamp(), CASE verb WHEN 'time out' THEN 'TIMED_OUT' WHEN 'interrupt' THEN 'INTERRUPTED' ELSE 'FAILED' END,
+           statement_timestamp(),
+           CASE verb WHEN 'time out' THEN 'TIMED_OUT' WHEN 'interrupt' THEN 'INTERRUPTED' ELSE 'FAILED' END,
            class, coalesce(message, ''), coalesce(traceback, '')
     FROM settled WHERE failed OR (verb = 'interrupt' AND state = 'DEAD')
 )
