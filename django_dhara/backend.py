@@ -9,11 +9,13 @@ from uuid import UUID
 
 from asgiref.sync import sync_to_async
 
-from django_dhara import conf, payload
+from django_dhara import conf, payload, registry
 from django_dhara.compat import BaseTaskBackend, DjangoTask, InvalidTask, TaskResultDoesNotExist
 from django_dhara.tasks import Call, Task
 
 if TYPE_CHECKING:
+    from django_dhara.models import Task as Row
+    from django_dhara.models import TaskQuerySet
     from django_dhara.results import TaskResult
 
 #: An entry of the index that a claim walks holds the queue's name.
@@ -43,12 +45,17 @@ class DharaBackend(BaseTaskBackend):
         return conf.read(self.alias, self.options)
 
     def validate_task(self, task: DjangoTask) -> None:
-        """Django's rules, and a queue name that PostgreSQL can hold.
+        """Django's rules, a path that another process can follow, and a queue name that PostgreSQL can hold.
 
         Raises:
             InvalidTask: (Django's)
         """
         super().validate_task(task)
+        if not registry.is_reachable(task.module_path):
+            raise InvalidTask(
+                f"{task.module_path} cannot be found by a worker: "
+                "give the function a name, in a module that is imported and not run."
+            )
         try:
             payload.check_text(task.queue_name, "queue_name", max_length=MAX_QUEUE_NAME_LENGTH)
         except ValueError as error:
@@ -72,7 +79,9 @@ class DharaBackend(BaseTaskBackend):
         Raises:
             TaskResultDoesNotExist: (Django's) no such row, or no id at all.
         """
-        for result in read_results(self.settings.database, [_as_uuid(result_id)]):
+        from django_dhara.models import Task as Row
+
+        for _, result in read_results(Row.objects.using(self.settings.database).filter(id=_as_uuid(result_id))):
             return result
         raise TaskResultDoesNotExist(result_id)
 
@@ -98,17 +107,20 @@ def _as_uuid(result_id: str) -> UUID:
         raise TaskResultDoesNotExist(result_id) from None
 
 
-def read_results(alias: str, ids: Iterable[UUID]) -> Iterator[TaskResult]:
-    """The results of the tasks with these ids, as far as they exist."""
-    from django.db.models import TextField
-    from django.db.models.functions import Cast
+def read_results(rows: TaskQuerySet) -> Iterator[tuple[Row, TaskResult]]:
+    """Rows and their results, in one statement."""
+    from django.contrib.postgres.expressions import ArraySubquery
+    from django.db.models import OuterRef, TextField
+    from django.db.models.functions import Cast, JSONObject
 
     from django_dhara import results
     from django_dhara.models import Attempt
-    from django_dhara.models import Task as Row
 
+    attempts = Attempt.objects.filter(task_id=OuterRef("id")).order_by("id")
+    history = attempts.values(json=JSONObject(error_class="error_class", traceback="traceback", worker_id="worker_id"))
     # The payload is decoded by our own hands: a row written by anybody may hold what Python's json cannot read.
-    rows = Row.objects.using(alias).filter(id__in=list(ids)).annotate(text=Cast("payload", TextField()))
-    for row in rows.defer("payload"):
-        attempts = Attempt.objects.using(alias).filter(task_id=row.id).order_by("id")
-        yield results.from_row(row, attempts, *payload.decode(row.text))  # type: ignore[attr-defined]
+    told = rows.annotate(text=Cast("payload", TextField()), history=ArraySubquery(history)).defer("payload")
+    for row in told:
+        row: Any
+        runs = [Attempt(**run) for run in row.history]
+        yield row, results.from_row(row, runs, *payload.decode(row.text))

@@ -8,14 +8,21 @@ there.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
+from functools import reduce
+from inspect import currentframe
+from operator import or_
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db import OperationalError, connections, transaction
+from django.db.models import Q
 
 from django_dhara import payload, results, wakeup
 from django_dhara.compat import DjangoTask, task_enqueued
@@ -120,8 +127,16 @@ def _warn_of_other_alias(connection: BaseDatabaseWrapper) -> None:
                 f"A transaction is open on {other.alias!r}, but this task is enqueued on {connection.alias!r}: "
                 f"it will not roll back with it. Open the transaction with atomic(using={connection.alias!r}).",
                 AliasWarning,
-                stacklevel=5,
+                stacklevel=_level_of_caller(),
             )
+
+
+def _level_of_caller() -> int:
+    """How many frames lie between here and the code that enqueues; a warning is shown once for each place."""
+    level, frame = 0, currentframe()
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("django", "django_dhara"):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _insert_many(connection: BaseDatabaseWrapper, backend: DharaBackend, rows: list[_Row]) -> None:
@@ -155,7 +170,9 @@ RETURNING id, enqueued_at, run_at
 def _insert(connection: BaseDatabaseWrapper, backend: DharaBackend, rows: list[_Row]) -> None:
     missing = rows
     while missing:
-        made = {id_: times for id_, *times in _execute(connection, _INSERT, _columns(backend, missing))}
+        with _isolation_explained(), connection.cursor() as cursor:
+            cursor.execute(_INSERT, _columns(backend, missing))
+            made = {id_: times for id_, *times in cursor.fetchall()}
         for row in missing:
             if row.id in made:
                 row.result = _result(backend, row, *made[row.id])
@@ -185,11 +202,10 @@ def _columns(backend: DharaBackend, rows: list[_Row]) -> list[Any]:
     ]
 
 
-def _execute(connection: BaseDatabaseWrapper, sql: str, parameters: list[Any]) -> list[tuple[Any, ...]]:
+@contextmanager
+def _isolation_explained() -> Iterator[None]:
     try:
-        with connection.cursor() as cursor:
-            cursor.execute(sql, parameters)
-            return list(cursor.fetchall())
+        yield
     except OperationalError as error:
         if getattr(error.__cause__, "sqlstate", None) != "40001":
             raise
@@ -199,46 +215,40 @@ def _execute(connection: BaseDatabaseWrapper, sql: str, parameters: list[Any]) -
         ) from error
 
 
-#: Later code may not know the function any more, so the row is told by columns only.
-_TAKEN = """
-SELECT task.function, task.idempotency_key, task.id, task.payload_hash, task.payload::text
-FROM dhara_task task JOIN unnest(%s::text[], %s::text[]) AS wanted(function, key)
-  ON task.function = wanted.function AND task.idempotency_key = wanted.key
-"""
-
-
 def _read_taken(connection: BaseDatabaseWrapper, rows: list[_Row]) -> None:
-    if not rows:
-        return
-    wanted = [[row.function for row in rows], [row.key for row in rows]]
-    found = {(function, key): rest for function, key, *rest in _execute(connection, _TAKEN, wanted)}
+    from django_dhara.backend import read_results
+    from django_dhara.models import Task as TaskRow
+
+    keys = defaultdict(list)
     for row in rows:
-        match found.get((row.function, row.key or "")):
-            case [id_, hash_, text]:
-                _check_same_arguments(row, id_, hash_, text)
-                row.result = _existing(connection, row, id_)
+        keys[row.function].append(row.key)
+    if not keys:
+        return
+    wanted = reduce(or_, (Q(function=path, idempotency_key__in=taken) for path, taken in keys.items()))
+    with _isolation_explained():
+        found = list(read_results(TaskRow.objects.using(connection.alias).filter(wanted)))
+    existing = {(row.function, row.idempotency_key): (row, result) for row, result in found}
+    for row in rows:
+        if (row.function, row.key) in existing:
+            row.result = _duplicate(row, *existing[row.function, row.key])
 
 
-def _check_same_arguments(row: _Row, id_: UUID, hash_: bytes | memoryview, text: str) -> None:
-    if bytes(hash_) != row.hash:
+def _duplicate(row: _Row, existing: Any, result: TaskResult) -> TaskResult:
+    if bytes(existing.payload_hash or b"") != row.hash:
         raise IdempotencyConflict(
-            f"idempotency_key {row.key!r} of {row.function} belongs to task {id_} with other arguments: "
-            f"it has {_short(text)}, this call has {_short(row.encoded.text)}. Use another key, or the same arguments."
+            f"idempotency_key {row.key!r} of {row.function} belongs to task {existing.id} with other arguments: "
+            f"it has {_short(existing.text)}, this call has {_short(row.encoded.text)}. "
+            f"Use another key, or the same arguments."
         )
+    # Two calls of one bulk with one key share the row, not the result.
+    result = copy(result)
+    object.__setattr__(result, "duplicate", True)
+    object.__setattr__(result, "committed", False)
+    return result
 
 
 def _short(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
-
-
-def _existing(connection: BaseDatabaseWrapper, row: _Row, id_: UUID) -> TaskResult | None:
-    from django_dhara.backend import read_results
-
-    for result in read_results(connection.alias, [id_]):
-        object.__setattr__(result, "duplicate", True)
-        object.__setattr__(result, "committed", False)
-        return result
-    return None
 
 
 def _result(backend: DharaBackend, row: _Row, enqueued_at: datetime, run_at: datetime) -> TaskResult:
@@ -263,6 +273,8 @@ def _announce(connection: BaseDatabaseWrapper, backend: DharaBackend, made: list
     for result in made:
         if not result.duplicate:
             announce(task_enqueued, type(backend), task_result=result)
+    if not connection.in_atomic_block and not connection.get_autocommit():
+        return  # who commits by hand is not told about; `committed` stays False, and polling finds the task
     transaction.on_commit(lambda: _committed(backend, made), using=connection.alias, robust=True)
 
 

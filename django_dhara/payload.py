@@ -18,10 +18,10 @@ from unicodedata import category
 
 from django_dhara.errors import PayloadError, PayloadTypeError
 from django_dhara.jsonb import MAX_DEPTH, UNFIT, Walk, compact, fitting, normalised
+from django_dhara.states import Error
 
 __all__ = [
     "MAX_DEPTH",
-    "Described",
     "Encoded",
     "canonical_hash",
     "check_text",
@@ -60,16 +60,6 @@ class Encoded:
     args: list[Any]
     kwargs: dict[str, Any]
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Described:
-    """An exception as texts that any PostgreSQL column can hold."""
-
-    class_path: str
-    message: str
-    traceback: str
-    fingerprint: str
 
 
 def encode(args: Sequence[Any], kwargs: Mapping[str, Any], *, max_bytes: int, strict: bool = False) -> Encoded:
@@ -200,7 +190,7 @@ def clean_text(text: str, *, max_bytes: int) -> str:
     return text if len(data) <= max_bytes else _both_ends(data, max_bytes)
 
 
-def describe_exception(exc: BaseException, *, max_bytes: int) -> Described:
+def describe_exception(exc: BaseException, *, max_bytes: int) -> Error:
     """Describe an exception for the history of its task, whatever its class does.
 
     Nothing is ever raised here: where `str()` or an attribute of the exception raises (anything, KeyboardInterrupt
@@ -217,7 +207,7 @@ def describe_exception(exc: BaseException, *, max_bytes: int) -> Described:
     """
     class_path = _class_path(exc)
     report = _attempt(lambda: _report(exc, _Budget(EXCEPTIONS_SHOWN, max_bytes // 4)), "the traceback")
-    return Described(
+    return Error(
         class_path=class_path,
         message=clean_text(_message(exc), max_bytes=max_bytes // 4),
         traceback=clean_text(report, max_bytes=max_bytes),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import import_module
+from inspect import iscoroutinefunction
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from django_dhara.tasks import Task
 
 _tasks: dict[str, DjangoTask] = {}
+#: The paths of known tasks by kind.
+async_paths: set[str] = set()
+plain_paths: set[str] = set()
 _discovery = Lock()
 _discovered = False
 
@@ -25,7 +29,12 @@ def register(task: Task) -> None:
     path = task.module_path
     known = _tasks.get(path)
     if known is None or known.func is not task.func:
-        _tasks[path] = task
+        _remember(path, task)
+
+
+def _remember(path: str, task: DjangoTask) -> None:
+    _tasks[path] = task
+    (async_paths if iscoroutinefunction(task.func) else plain_paths).add(path)
 
 
 def paths() -> Iterator[str]:
@@ -57,9 +66,15 @@ def resolve(path: str) -> DjangoTask:
     return task
 
 
+def is_reachable(path: str) -> bool:
+    """Can another process follow this path? `__main__` is another module there, and a lambda has no name."""
+    module_name, _, _ = path.rpartition(".")
+    return module_name not in ("", "__main__") and all(part.isidentifier() for part in path.split("."))
+
+
 def _imported(path: str) -> DjangoTask:
     module_name, _, name = path.rpartition(".")
-    if not module_name or not all(part.isidentifier() for part in path.split(".")):
+    if not is_reachable(path):
         raise UnknownFunction(f"{path!r} is not the dotted path of a function.")
     try:
         module = import_module(module_name)
@@ -68,7 +83,7 @@ def _imported(path: str) -> DjangoTask:
             raise  # the module is here; something that it imports is not
         raise UnknownFunction(f"{path}: there is no module {error.name!r} in this process.") from None
     found = getattr(module, name, None)
-    if not isinstance(found, DjangoTask):
+    if not isinstance(found, DjangoTask):  # type: ignore[misc]  # a plain class at run time
         raise UnknownFunction(f"{path}: {module_name} has no task {name!r} in this process.")
-    _tasks[path] = found
+    _remember(path, found)
     return found

@@ -44,7 +44,7 @@ _REFRESHED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskResult(DjangoTaskResult):
+class TaskResult(DjangoTaskResult):  # type: ignore[misc]  # frozen too; the stubs do not say so
     """Django's TaskResult, with the state behind its status."""
 
     #: The real state; `status` is Django's coarser view of it.
@@ -133,29 +133,35 @@ def task_of(row: models.Task) -> DjangoTask:
     try:
         task = registry.resolve(row.function)
     except Exception:
-        return _copy(Task, {"func": _missing(row.function), "takes_context": False, **options})
-    own = {"metadata": row.metadata, "idempotency_key": row.idempotency_key} if isinstance(task, Task) else {}
-    return _copy(type(task), {f.name: getattr(task, f.name) for f in fields(task)} | options | own)
+        task = missing_task(row.function)
+    if isinstance(task, Task):
+        options |= {"metadata": row.metadata, "idempotency_key": row.idempotency_key}
+    return changed(task, **options)
 
 
-def _copy(task_class: type[DjangoTask], values: dict[str, Any]) -> DjangoTask:
-    task = object.__new__(task_class)
-    for f in fields(task_class):
-        object.__setattr__(task, f.name, values.get(f.name, f.default))
-    return task
+def changed(task: DjangoTask, **changes: Any) -> DjangoTask:
+    """A copy of a task with other options, not validated: they may come from other code or other settings."""
+    copy: DjangoTask = object.__new__(type(task))
+    for f in fields(task):
+        object.__setattr__(copy, f.name, changes[f.name] if f.name in changes else getattr(task, f.name))
+    return copy
 
 
-def _missing(path: str) -> Any:
+def missing_task(path: str) -> DjangoTask:
+    """Stands for a function that does not exist in this process; calling it raises UnknownFunction."""
+
     def missing(*args: Any, **kwargs: Any) -> None:
         raise UnknownFunction(f"{path} does not exist in this process.")
 
     missing.__module__, _, missing.__qualname__ = path.rpartition(".")
     missing.__name__ = missing.__qualname__
-    return missing
+    task = object.__new__(Task)
+    values = {"func": missing, "priority": 0, "queue_name": "default", "backend": "default", "run_after": None}
+    for f in fields(Task):
+        object.__setattr__(task, f.name, values.get(f.name, False if f.type == "bool" else None))
+    return task
 
 
 def enqueued_task(task: DjangoTask, **changes: Any) -> DjangoTask:
     """`task` as it stands in its row: a relative `run_after` has become a time."""
-    if isinstance(task, Task) and task.delay is not None:
-        return _copy(type(task), {f.name: getattr(task, f.name) for f in fields(task)} | {"delay": None, **changes})
-    return task
+    return changed(task, delay=None, **changes) if isinstance(task, Task) and task.delay is not None else task

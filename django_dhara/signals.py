@@ -1,8 +1,8 @@
 """What the core announces. Django's own three signals (enqueued, started, finished) are sent with Django's meaning;
 these stand beside them.
 
-Receivers are called with `sender`, the backend's class, and the keyword arguments named here, by `send_robust`: one that
-raises is logged and changes nothing. Worker-side signals are sent from the threads that run functions, after the
+Receivers are called with `sender`, the backend's class, and the keyword arguments named here, by `send_robust`: one
+that raises is logged and changes nothing. Worker-side signals are sent from the threads that run functions, after the
 database accepted the change, never from the control loop.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from typing import Any
+from weakref import ReferenceType
 
 from django.dispatch import Signal
 
@@ -27,6 +28,24 @@ task_canceled = Signal()
 task_rescued = Signal()
 #: The database refused a write of a run because the task is no longer its own: `task_id`, `function`, `lease`.
 lease_lost = Signal()
+
+
+#: Modules whose receivers only write a log line, Django's own, and the loggers that they write to.
+_LOGGERS = {"django.tasks.signals": "django.tasks", "django_tasks.signals": "django_tasks"}
+
+
+def is_heard(signal: Signal, level: int) -> bool:
+    """Does anybody listen? Building a TaskResult for nobody would cost more than many a task.
+
+    Args:
+        level: of the log line that Django's own receiver writes; it counts only where that level is logged.
+    """
+    for _, receiver, *_ in signal.receivers:
+        function = receiver() if isinstance(receiver, ReferenceType) else receiver
+        its_logger = _LOGGERS.get(getattr(function, "__module__", ""))
+        if function is not None and (its_logger is None or logging.getLogger(its_logger).isEnabledFor(level)):
+            return True
+    return False
 
 
 def announce(signal: Signal, sender: type, **named: Any) -> None:

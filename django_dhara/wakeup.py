@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from django_dhara.backend import DharaBackend
+    from django_dhara.session import Session
 
 #: Seconds in which a process sends one notification for a queue.
 QUIET_SECONDS = 0.010
@@ -55,8 +56,8 @@ def send(backend: DharaBackend, queues: Iterable[str]) -> None:
 class Listener:
     """A session that listens, and knows whether it hears anything.
 
-    Behind a pooler in transaction mode LISTEN succeeds and nothing ever arrives. So a token is sent from another session
-    after each LISTEN; while it has not come back, `hears` is None, and False once it is overdue.
+    Behind a pooler in transaction mode LISTEN succeeds and nothing ever arrives. So a token is sent from another
+    session after each LISTEN; while it has not come back, `hears` is None, and False once it is overdue.
     """
 
     def __init__(self, connection: psycopg.Connection, alias: str) -> None:
@@ -67,9 +68,9 @@ class Listener:
         self._overdue = monotonic() + SELF_TEST_SECONDS
         connection.execute(f'LISTEN "{self._channel.replace(chr(34), chr(34) * 2)}"')
 
-    def test(self, other: psycopg.Connection) -> None:
+    def test(self, other: Session) -> None:
         """Send the token from another session."""
-        other.execute("SELECT pg_notify(%s, %s)", [self._channel, self._token])
+        other.execute("SELECT pg_notify(%(channel)s, %(token)s)", {"channel": self._channel, "token": self._token})
 
     def heard(self) -> list[str]:
         """The queues that were announced since the last call; reads what is there and does not wait.

@@ -883,6 +883,9 @@ def test_a_bad_name_is_refused_with_the_name_of_the_argument(value, error, says)
     assert says in str(caught.value)
 
 
-def test_the_modules_import_no_django():
-    code = "import sys, django_dhara.payload, django_dhara.retry; sys.exit('django' in sys.modules)"
+def test_the_modules_need_no_settings_and_load_no_model():
+    code = (
+        "import sys, django_dhara.payload, django_dhara.retry; from django.conf import settings;"
+        "sys.exit(settings.configured or 'django_dhara.models' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

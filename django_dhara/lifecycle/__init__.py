@@ -19,7 +19,7 @@ Each takes `execute`, which runs the statement: on the worker's own session, or 
 
 from django_dhara.lifecycle.claim import Claim, Haul, Order, Wanted, claim
 from django_dhara.lifecycle.operator import Answer, Tally, cancel, cancel_all, revive, revive_all, run_now, run_now_all
-from django_dhara.lifecycle.reaper import Rescued, prune, rescue
+from django_dhara.lifecycle.reaper import Rescued, count_expired, prune, rescue
 from django_dhara.lifecycle.runs import Ending, Renewal, Report, Settled, renew, report, settle
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "cancel",
     "cancel_all",
     "claim",
+    "count_expired",
     "prune",
     "renew",
     "report",

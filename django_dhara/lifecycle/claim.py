@@ -40,6 +40,8 @@ class Claim:
     attempted_at: datetime
     #: Seconds between being due and being claimed.
     waited: float
+    #: Earlier failed and lost runs, as JSON: [[error class, traceback, worker], ...]; None if there are none.
+    history: str | None
 
     @property
     def attempt(self) -> int:
@@ -114,7 +116,7 @@ def claim(
 
 
 #: A lane is a (queue, priority) in which somebody waits. The walk jumps from lane to lane along the ready index and
-#: never sees the rows in between, so a claim costs the same with a million scheduled tasks of a higher priority in front.
+#: never sees the rows in between: a claim costs the same with a million scheduled tasks of a higher priority in front.
 _LANES_OF_NAMED_QUEUES = """
     SELECT seed.queue, first.priority
     FROM unnest(%(queues)s::text[]) AS seed(queue) CROSS JOIN LATERAL (
@@ -180,7 +182,10 @@ claimed AS (
               task.lost, task.interrupted, task.snoozed, task.max_attempts, task.timeout, task.idempotency_key,
               task.metadata::text, task.checkpoint::text, task.cancel_requested_at IS NOT NULL, task.enqueued_at,
               task.run_at, task.started_at, task.attempted_at,
-              extract(epoch FROM statement_timestamp() - greatest(task.run_at, task.enqueued_at))::float8
+              extract(epoch FROM statement_timestamp() - greatest(task.run_at, task.enqueued_at))::float8,
+              CASE WHEN task.failures + task.lost > 0 THEN (
+                  SELECT jsonb_agg(jsonb_build_array(error_class, traceback, worker_id) ORDER BY attempt.id)::text
+                  FROM dhara_attempt AS attempt WHERE attempt.task_id = task.id) END
 )
 SELECT NULL::text, claimed.* FROM claimed
 UNION ALL
@@ -195,7 +200,7 @@ SELECT jsonb_build_object(
 @cache
 def _statement(alias: str, *, named: bool) -> str:
     """Compiled from `Task.objects.ready()`, the definition that admin, metrics and tests use, too."""
-    mine = (
+    mine: Any = (
         Task.objects.ready()
         .filter(condition("function <> ALL (%(unknown)s::text[])"), backend=text("%(backend)s"))
         .values_list("id", "priority", "run_at")

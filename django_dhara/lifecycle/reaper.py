@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django_dhara.models import Task, TaskQuerySet
@@ -108,33 +108,35 @@ def prune(
     Args:
         keyed_older_than: the same for tasks with an idempotency key, if it is longer.
     """
-    parameters = {
-        "backend": backend,
-        "age": older_than,
-        "keyed_age": max(older_than, keyed_older_than),
-        "limit": limit,
-    }
+    parameters = {**_ages(backend, older_than, keyed_older_than), "limit": limit}
     [[count]] = execute(_prune(alias, state), parameters)
     return int(count)
 
 
+def count_expired(
+    execute: Execute, alias: str, backend: str, state: State, *, older_than: float, keyed_older_than: float
+) -> int:
+    """How many tasks `prune` would delete in all."""
+    statement = f"SELECT count(*) FROM ({compiled(_expired(state).values_list('id'), alias)}) AS expired"
+    [[count]] = execute(statement, _ages(backend, older_than, keyed_older_than))
+    return int(count)
+
+
+def _ages(backend: str, older_than: float, keyed_older_than: float) -> dict[str, Any]:
+    return {"backend": backend, "age": older_than, "keyed_age": max(older_than, keyed_older_than)}
+
+
 @cache
 def _prune(alias: str, state: State) -> str:
-    return _PRUNE.format(
-        finished=compiled(
-            expired(state).values_list("id").select_for_update(skip_locked=True), alias, limit="%(limit)s"
-        )
-    )
+    locked = _expired(state).values_list("id").select_for_update(skip_locked=True)
+    return _PRUNE.format(finished=compiled(locked, alias, limit="%(limit)s"))
 
 
-def expired(state: State) -> TaskQuerySet:
+def _expired(state: State) -> TaskQuerySet:
     """Tasks of a backend that ended in `state` long enough ago; parameters `backend`, `age` and `keyed_age`."""
     old = condition("finished_at < statement_timestamp() - make_interval(secs => %(age)s)")
     unkeyed_or_older = condition(
         "(idempotency_key IS NULL OR finished_at < statement_timestamp() - make_interval(secs => %(keyed_age)s))"
     )
-    return (
-        Task.objects.finished()
-        .filter(old, unkeyed_or_older, state=state, backend=text("%(backend)s"))
-        .order_by("finished_at")
-    )
+    ended = Task.objects.finished().filter(old, unkeyed_or_older, state=state, backend=text("%(backend)s"))
+    return ended.order_by("finished_at")

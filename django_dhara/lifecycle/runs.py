@@ -30,7 +30,9 @@ class Ending:
             case Completed():
                 outcome = Completed("null")
             case Failed() | TimedOut() | Discarded() | Interrupted():
-                outcome = replace(self.outcome, error=Error("builtins.Exception", "could not be stored", "", "unstorable"))
+                outcome = replace(
+                    self.outcome, error=Error("builtins.Exception", "could not be stored", "", "unstorable")
+                )
             case _:
                 outcome = self.outcome
         return replace(self, outcome=outcome)

@@ -1,0 +1,88 @@
+"""A worker's listening session: opened when it can be, tested, and done without when it hears nothing."""
+
+from __future__ import annotations
+
+import logging
+import random
+from time import monotonic
+
+import psycopg
+
+from django_dhara.conf import Options
+from django_dhara.session import Busy, Disconnected, Session
+from django_dhara.wakeup import Listener
+
+logger = logging.getLogger("django_dhara.worker")
+
+#: Pause before a lost listening session is opened again, in seconds.
+AGAIN_SECONDS = 1.0
+
+
+class Ears:
+    """Hears which queues got something new.
+
+    Args:
+        options: NOTIFY off means that there is nothing to hear; LISTEN_DSN is a way past a pooler.
+    """
+
+    def __init__(self, options: Options, alias: str, name: str) -> None:
+        self._alias = alias
+        self._session = Session(
+            options.database,
+            f"dhara listen {name}"[:21],
+            deadline_seconds=options.deadline_seconds,
+            dsn=options.listen_dsn,
+        )
+        self._listener: Listener | None = None
+        self.open_at = 0.0 if options.notify else float("inf")
+
+    @property
+    def socket(self) -> int | None:
+        """What to select on."""
+        return self._listener.connection.fileno() if self._listener else None
+
+    @property
+    def hears(self) -> bool | None:
+        """True: a wake-up came through. False: none does, here. None: not known."""
+        return self._listener.hears if self._listener else None
+
+    def open(self, other: Session) -> bool:
+        """Listen, if it is time to try; True if that is new. Whatever came before is only found by looking."""
+        if self._listener is not None or monotonic() < self.open_at:
+            return False
+        self.open_at = monotonic() + AGAIN_SECONDS * random.uniform(0.5, 1.5)
+        try:
+            self._session.open()
+            self._listener = Listener(self._session.raw, self._alias)
+            self._listener.test(other)
+        except (Disconnected, Busy, psycopg.Error) as error:
+            logger.info("Not listening for wake-ups yet: %s", " ".join(str(error).split()))
+            self.close()
+            return False
+        return True
+
+    def heard(self) -> list[str]:
+        """The queues that were announced since the last call."""
+        if self._listener is None:
+            return []
+        try:
+            queues = self._listener.heard()
+        except psycopg.Error as error:
+            logger.warning("The listening session was lost and is opened again: %s", " ".join(str(error).split()))
+            self.close()
+            return []
+        if self._listener.overdue():
+            self._give_up()
+        return queues
+
+    def _give_up(self) -> None:
+        logger.warning(
+            "LISTEN hears nothing on this connection, as behind a pooler in transaction mode: new tasks are found by "
+            "polling. Set LISTEN_DSN to a direct connection to get wake-ups."
+        )
+        self.close()
+        self.open_at = float("inf")
+
+    def close(self) -> None:
+        self._listener = None
+        self._session.close()

@@ -1,0 +1,306 @@
+"""One run, read from top to bottom: find the function, decode its arguments, call it, judge how it ended.
+
+Nothing here writes to the queue: a run ends in an `Outcome`, and the control loop settles it. Whatever user code returns
+or raises becomes an outcome that can be stored; nothing of it reaches the thread that runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from asyncio import CancelledError
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import iscoroutine, iscoroutinefunction
+from time import monotonic
+from typing import Any, Protocol
+from uuid import UUID
+
+from django_dhara import payload, registry, results, retry
+from django_dhara.compat import DjangoTask, TaskContext, TaskError, task_started
+from django_dhara.conf import Options
+from django_dhara.enqueue import current_task
+from django_dhara.errors import Discard, PayloadError, Retry, Snooze, TaskCanceled, TaskInterrupted, TaskTimeout
+from django_dhara.errors import UnknownFunction
+from django_dhara.lifecycle import Claim
+from django_dhara.signals import announce, is_heard
+from django_dhara.states import (
+    Completed,
+    Discarded,
+    Error,
+    Failed,
+    HandedBack,
+    Interrupted,
+    Outcome,
+    Snoozed,
+    State,
+    TimedOut,
+)
+from django_dhara.tasks import Task
+
+logger = logging.getLogger("django_dhara.worker")
+
+#: Seconds before a task whose function does not exist here is offered again, to us or to a newer worker.
+UNKNOWN_DELAY_SECONDS = 15.0
+
+
+class Reporter(Protocol):
+    """Where a running function's words go: to the control loop, or straight to the database in tests."""
+
+    def progress(self, run: Run, text: str) -> None: ...
+
+    def checkpoint(self, run: Run, text: str) -> None:
+        """Returns once it is stored.
+
+        Raises:
+            LeaseLost: the task is no longer this run's.
+        """
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One run of a claimed task in this process, shared by the control loop and the thread that calls the function."""
+
+    claim: Claim
+    worker: UUID
+    backend: type
+    alias: str
+    options: Options
+    reporter: Reporter
+    #: When the lease runs out, by this process' monotonic clock, counted from before the claim or renewal was sent.
+    lease_ends: float
+    #: When it came into this process.
+    taken: float = 0.0
+    #: Monotonic times of the function's start and end.
+    started: float | None = None
+    ended: float | None = None
+    task: DjangoTask | None = None
+    args: list[Any] = field(default_factory=list)
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    outcome: Outcome | None = None
+    exception: BaseException | None = None
+    #: Somebody asked the task to be canceled.
+    canceled: bool = False
+    #: The database is out of reach, so the lease may run out although this worker lives.
+    at_risk: bool = False
+    #: The control loop has settled this run itself (timeout, shutdown); its own outcome is not wanted any more.
+    abandoned: bool = False
+    #: The database said that the task is not this run's any more.
+    lost: bool = False
+    #: The worker is about to stop.
+    stopping: bool = False
+    #: The function does not exist here.
+    unknown: bool = False
+
+    @property
+    def key(self) -> tuple[UUID, int]:
+        return self.claim.id, self.claim.lease
+
+    @property
+    def is_async(self) -> bool:
+        return self.task is not None and iscoroutinefunction(self.task.func)
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.started is None else (self.ended or monotonic()) - self.started
+
+    @property
+    def timeout(self) -> float:
+        own = self.task.timeout if isinstance(self.task, Task) else None
+        return self.claim.timeout or own or self.options.timeout_seconds
+
+
+class Context(TaskContext):
+    """What a function with `takes_context=True` receives first."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(task_result=result(run, State.RUNNING))
+        object.__setattr__(self, "_run", run)
+
+    @property
+    def attempt(self) -> int:
+        """1 in the first run; failed and lost runs count, snoozed and interrupted ones do not."""
+        return self._run.claim.attempt
+
+    @property
+    def lease(self) -> int:
+        """The number of this run's lease: it only grows, so an outside system can refuse the writes of an older run."""
+        return self._run.claim.lease
+
+    @property
+    def canceled(self) -> bool:
+        """Somebody canceled the task, or it was taken away: a long function looks here and ends early."""
+        return self._run.canceled
+
+    @property
+    def stopping(self) -> bool:
+        """The worker stops soon: save a checkpoint and raise `Snooze(0)`, or go on and be done in time."""
+        return self._run.stopping
+
+    @property
+    def lease_at_risk(self) -> bool:
+        """The database is out of reach; if that lasts, another worker will start this task too."""
+        return self._run.at_risk
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What was given to `using(metadata=...)`."""
+        return json.loads(self._run.claim.metadata) if self._run.claim.metadata else {}
+
+    @property
+    def checkpoint(self) -> Any:
+        """What the last `save_checkpoint` of this task stored, in this attempt or an earlier one; None at first."""
+        return json.loads(self._run.claim.checkpoint) if self._run.claim.checkpoint else None
+
+    def save_checkpoint(self, value: Any) -> None:
+        """Store how far the work has come, for the next attempt; returns once it is stored.
+
+        In an `async def` function call it as `await sync_to_async(context.save_checkpoint)(value)`.
+
+        Raises:
+            PayloadError: it is not JSON, or larger than MAX_RESULT_BYTES.
+            LeaseLost: another run has the task by now; stop.
+        """
+        text = payload.encode_value(value, "checkpoint", max_bytes=self._run.options.max_result_bytes)
+        self._run.reporter.checkpoint(self._run, text)
+        self._run.claim.checkpoint = text
+
+    def progress(self, value: Any) -> None:
+        """Show how far the function is, such as 0.4 or {"done": 4, "of": 10}; stored within a second, the newest wins.
+
+        Raises:
+            PayloadError: it is not JSON, or larger than MAX_RESULT_BYTES.
+        """
+        text = payload.encode_value(value, "progress", max_bytes=self._run.options.max_result_bytes)
+        self._run.reporter.progress(self._run, text)
+
+
+def execute(run: Run) -> Outcome:
+    """Run a plain function to its end."""
+    try:
+        value = begin(run)()
+    except BaseException as error:
+        return judge(run, error)
+    return complete(run, value)
+
+
+async def aexecute(run: Run) -> Outcome:
+    """Run an `async def` function to its end."""
+    try:
+        value = await begin(run)()
+    except BaseException as error:
+        return judge(run, error)
+    return complete(run, value)
+
+
+def prepare(run: Run) -> Outcome | None:
+    """Find the function and decode its arguments; an outcome if that is impossible, None if it may start.
+
+    A path that does not exist here waits for a worker that has it. A payload that is not what we write never will be.
+    """
+    try:
+        run.task = registry.resolve(run.claim.function)
+        run.args, run.kwargs = payload.decode(run.claim.payload)
+    except UnknownFunction as error:
+        run.unknown, run.exception = True, error
+        return HandedBack(UNKNOWN_DELAY_SECONDS)
+    except PayloadError as error:
+        run.exception = error
+        return Discarded(describe(run, error))
+    except BaseException as error:
+        return judge(run, error)
+    return None
+
+
+def begin(run: Run) -> Callable[[], Any]:
+    """The call of a prepared run, ready to be made: with its context, and `task_started` announced."""
+    task = run.task
+    assert task is not None
+    current_task.set(run.claim.id)
+    if is_heard(task_started, logging.INFO):
+        announce(task_started, run.backend, task_result=result(run, State.RUNNING))
+    args = [Context(run), *run.args] if task.takes_context else run.args
+    return partial(task.func, *args, **run.kwargs)
+
+
+def complete(run: Run, value: Any) -> Outcome:
+    """A returned value is a success, whatever it is: what cannot be stored is changed or left out, with a warning."""
+    if iscoroutine(value):
+        value.close()
+    text, warning = payload.storable_result(value, max_bytes=run.options.max_result_bytes)
+    if warning:
+        logger.warning("The result of %s %s was %s", run.claim.function, run.claim.id, warning)
+    return Completed(text, warning)
+
+
+def judge(run: Run, error: BaseException) -> Outcome:
+    """What an exception makes of the run. It never raises, and keeps only text that can be stored."""
+    run.exception = error
+    if isinstance(error, Snooze):
+        return Snoozed(error.delay)
+    if isinstance(error, CancelledError) and run.abandoned:
+        return interrupt(run)
+    if isinstance(error, CancelledError) and run.canceled:
+        error = run.exception = TaskCanceled("the run was asked to stop")
+    told = describe(run, error)
+    if isinstance(error, Discard):
+        return Discarded(told)
+    delay = _delay(run, error, told)
+    return Discarded(told) if delay is None else Failed(told, delay)
+
+
+def time_out(run: Run) -> Outcome:
+    """The outcome of an overdue run; it asks the function's own backoff, so it is not for the control loop."""
+    error = run.exception = TaskTimeout(f"no end after {run.timeout:g} s")
+    told = describe(run, error)
+    delay = _delay(run, error, told)
+    return Discarded(told) if delay is None else TimedOut(told, delay)
+
+
+def interrupt(run: Run) -> Outcome:
+    """The outcome of a run that a stopping worker releases."""
+    return Interrupted(describe(run, TaskInterrupted("the worker stopped before the function ended")))
+
+
+def describe(run: Run, error: BaseException) -> Error:
+    return payload.describe_exception(error, max_bytes=run.options.max_traceback_bytes)
+
+
+def _delay(run: Run, error: BaseException, told: Error) -> float | None:
+    """Seconds until the next attempt; None: do not retry. The function's own policy, else the backend's."""
+    if isinstance(error, Retry):
+        return error.delay
+    default = retry.Exponential(run.options.backoff_base_seconds, run.options.backoff_cap_seconds)
+    own = run.task.backoff if isinstance(run.task, Task) else None
+    if own is None:
+        return retry.full_jitter(run.claim.attempt, base=default.base, cap=default.cap)
+    failed = result(run, State.PENDING, TaskError(exception_class_path=told.class_path, traceback=told.traceback))
+    delay, problem = retry.delay_from(own, error, failed, default=default)
+    if problem is not None:
+        logger.error("The backoff of %s failed; the default was used", run.claim.function, exc_info=problem)
+    return delay
+
+
+def result(run: Run, state: State, *errors: TaskError, **named: Any) -> results.TaskResult:
+    """The run's task as a TaskResult, without asking the database."""
+    claim = run.claim
+    earlier = json.loads(claim.history) if claim.history else []
+    task = run.task or results.missing_task(claim.function)
+    return results.make(
+        results.changed(task, queue_name=claim.queue, priority=claim.priority, backend=run.alias),
+        id=str(claim.id),
+        state=state,
+        enqueued_at=claim.enqueued_at,
+        started_at=claim.started_at,
+        last_attempted_at=claim.attempted_at,
+        args=run.args,
+        kwargs=run.kwargs,
+        backend=run.alias,
+        errors=[TaskError(exception_class_path=c, traceback=t) for c, t, _ in earlier] + list(errors),
+        worker_ids=[worker for _, _, worker in earlier] + [str(run.worker)],
+        counted=claim.attempt,
+        **{"finished_at": None, **named},
+    )

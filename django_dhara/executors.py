@@ -1,0 +1,251 @@
+"""Where user code runs: threads for plain functions, one event loop for `async def`, and one thread for signals.
+
+An executor takes prepared or unprepared runs and hands each back, ended, to `done`, which the control loop gave it. It
+knows no database of the queue. Every run has a fresh context, so that no language, time zone or context variable of
+one run is seen by the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Any
+
+from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
+
+from django_dhara import execution, hygiene
+from django_dhara.execution import Run
+from django_dhara.states import HandedBack
+
+logger = logging.getLogger("django_dhara.worker")
+
+#: After so many idle seconds a thread closes its connections, even persistent ones.
+IDLE_SECONDS = 60.0
+#: An event loop that has not turned for so many seconds is blocked by a function that does not await.
+BLOCKED_SECONDS = 1.0
+
+Done = Callable[[Run], None]
+
+
+class Threads:
+    """Plain functions, each on a thread of its own out of a fixed number.
+
+    Args:
+        size: how many run at once.
+        done: called with each ended run, from the thread that ran it.
+        pass_on: called with a run whose function turned out to be `async def`.
+    """
+
+    def __init__(self, size: int, done: Done, pass_on: Done) -> None:
+        self.size = size
+        self._done, self._pass_on = done, pass_on
+        self._waiting: deque[Run] = deque()
+        self._tickets: SimpleQueue[bool] = SimpleQueue()
+        self._context = contextvars.copy_context()
+        for _ in range(size):
+            self._start_thread()
+
+    def submit(self, run: Run) -> None:
+        self._waiting.append(run)
+        self._tickets.put(True)
+
+    def take_back(self) -> list[Run]:
+        """The runs that nobody has started yet; they are the caller's again."""
+        taken = []
+        while self._waiting:
+            try:
+                taken.append(self._waiting.popleft())
+            except IndexError:
+                break
+        return taken
+
+    def oldest(self) -> Run | None:
+        """The run that has waited longest for a thread."""
+        try:
+            return self._waiting[0]
+        except IndexError:
+            return None
+
+    def replace(self, run: Run) -> None:
+        """Another thread takes the place of the one that `run`, which was abandoned, keeps busy."""
+        self._start_thread()
+
+    def close(self) -> None:
+        """Let idle threads end; busy ones end after their run."""
+        for _ in range(self.size):
+            self._tickets.put(False)
+
+    def _start_thread(self) -> None:
+        threading.Thread(target=self._serve, name="dhara-run", daemon=True).start()
+
+    def _serve(self) -> None:
+        while self._next_ticket():
+            try:
+                run = self._waiting.popleft()
+            except IndexError:
+                continue  # it was taken back
+            self._context.copy().run(self._run, run)
+            if run.abandoned:
+                break
+        hygiene.close_all()
+
+    def _next_ticket(self) -> bool:
+        try:
+            return self._tickets.get(timeout=IDLE_SECONDS)
+        except Empty:
+            hygiene.close_all()
+            return self._tickets.get()
+
+    def _run(self, run: Run) -> None:
+        run.outcome = _refuse_start(run) or execution.prepare(run)
+        if run.outcome is None and run.is_async:
+            return self._pass_on(run)
+        if run.outcome is None:
+            hygiene.before_run()
+            run.started = monotonic()
+            run.outcome = execution.execute(run)
+            run.ended = monotonic()
+            hygiene.after_run(run.claim.function)
+        return self._done(run)
+
+
+def _refuse_start(run: Run) -> HandedBack | None:
+    """A task that waited so long that it may be another's by now, or that nobody wants any more, is not started."""
+    return HandedBack() if monotonic() > run.lease_ends or run.canceled else None
+
+
+class EventLoop:
+    """`async def` functions, all on one event loop in a thread of its own, started with the first of them."""
+
+    def __init__(self, done: Done) -> None:
+        self._done = done
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._tasks: dict[Run, asyncio.Task[None]] = {}
+        self._turned = monotonic()
+        self._starting = threading.Lock()
+
+    def submit(self, run: Run) -> None:
+        self._running_loop().call_soon_threadsafe(self._start, run)
+
+    def stop(self, run: Run) -> None:
+        """Raise CancelledError in the function."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._cancel, run)
+
+    def blocked_by(self) -> tuple[Run, float] | None:
+        """The run that keeps the loop from turning, and for how many seconds."""
+        late = monotonic() - self._turned - BLOCKED_SECONDS / 2
+        if self._loop is None or not self._tasks or late < BLOCKED_SECONDS:
+            return None
+        current = asyncio.current_task(self._loop)
+        for run, task in list(self._tasks.items()):
+            if task is current:
+                return run, late
+        return None
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._starting:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._serve, name="dhara-async", daemon=True)
+                self._thread.start()
+            return self._loop
+
+    def _serve(self) -> None:
+        assert self._loop is not None
+        asyncio.set_event_loop(self._loop)
+        self._context = contextvars.copy_context()
+        self._turn()
+        self._loop.run_forever()
+
+    def _turn(self) -> None:
+        assert self._loop is not None
+        self._turned = monotonic()
+        self._loop.call_later(BLOCKED_SECONDS / 2, self._turn)
+
+    def _start(self, run: Run) -> None:
+        assert self._loop is not None
+        task = self._loop.create_task(self._run(run), context=self._context.copy())
+        self._tasks[run] = task
+        task.add_done_callback(lambda task: self._ended(run, task))
+
+    def _cancel(self, run: Run) -> None:
+        if run in self._tasks:
+            self._tasks[run].cancel()
+
+    async def _run(self, run: Run) -> None:
+        # A thread of its own for what the function does through sync_to_async, the ORM above all: in the one shared
+        # thread, which asgiref would take, one slow query would hold up every other function.
+        run.outcome = _refuse_start(run) or (execution.prepare(run) if run.task is None else None)
+        if run.outcome is not None:
+            return
+        async with ThreadSensitiveContext() as context:
+            run.started = monotonic()
+            run.outcome = await execution.aexecute(run)
+            run.ended = monotonic()
+            if context in SyncToAsync.context_to_thread_executor:
+                await self._clean_up(run)
+
+    def _ended(self, run: Run, task: asyncio.Task[None]) -> None:
+        del self._tasks[run]
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if run.outcome is None:  # it was canceled before its first step
+            run.outcome = execution.judge(run, error or asyncio.CancelledError())
+        self._done(run)
+
+    async def _clean_up(self, run: Run) -> None:
+        """The thread ends with the run, and its connections with it."""
+        try:
+            await sync_to_async(hygiene.close_all, thread_sensitive=True)()
+        except BaseException:  # a second cancel, or a connection that does not close: the run has ended all the same
+            logger.warning("Connections of %s were not closed", run.claim.function, exc_info=True)
+
+
+class Herald:
+    """One thread that calls the receivers of signals: they are user code, and must not hold up the control loop."""
+
+    #: With more waiting than this the worker claims nothing new: the receivers are slower than the functions.
+    FULL = 10_000
+
+    def __init__(self) -> None:
+        self._waiting: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self._context = contextvars.copy_context()
+        self._thread = threading.Thread(target=self._serve, name="dhara-signals", daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], Any]) -> None:
+        self._waiting.put(call)
+
+    @property
+    def is_full(self) -> bool:
+        return self._waiting.qsize() > self.FULL
+
+    def close(self, timeout: float) -> None:
+        """Wait until all is told, at most `timeout` seconds."""
+        self._waiting.put(None)
+        self._thread.join(timeout)
+
+    def _serve(self) -> None:
+        while (call := self._waiting.get()) is not None:
+            self._context.copy().run(self._call, call)
+            if self._waiting.empty():
+                hygiene.after_run("a signal receiver")
+        hygiene.close_all()
+
+    def _call(self, call: Callable[[], Any]) -> None:
+        try:
+            hygiene.before_run()
+            call()
+        except BaseException:
+            logger.exception("A signal could not be sent")

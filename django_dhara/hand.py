@@ -1,0 +1,315 @@
+"""What a worker holds: its runs, from the claim until the database has accepted how they ended.
+
+Only the control loop calls this; functions' threads put ended runs into the outbox and ring.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+from django_dhara import execution, registry
+from django_dhara.conf import Options
+from django_dhara.execution import Reporter, Run
+from django_dhara.executors import EventLoop, Herald, Threads
+from django_dhara.lifecycle import Claim, Ending
+from django_dhara.pace import Pace
+from django_dhara.states import HandedBack, Outcome
+from django_dhara.tasks import Task
+
+if TYPE_CHECKING:
+    from django_dhara.backend import DharaBackend
+
+logger = logging.getLogger("django_dhara.worker")
+
+#: Tasks that no thread has started after so many seconds go back: another worker may be idle.
+STALE_SECONDS = 0.25
+#: A path that does not exist here is not claimed again for so long.
+UNKNOWN_SECONDS = 60.0
+
+
+class Demand(NamedTuple):
+    """What to claim."""
+
+    limit: int
+    #: How many of them may be suspects.
+    suspects: int
+    #: Paths of functions that this process does not have, or has no room for.
+    left_out: list[str]
+
+
+class Hand:
+    """The runs of one worker and the executors that run them.
+
+    Args:
+        reporter: takes what running functions say.
+        ring: wakes the control loop.
+    """
+
+    def __init__(
+        self, worker: UUID, backend: DharaBackend, options: Options, reporter: Reporter, ring: Callable[[], None]
+    ) -> None:
+        self._worker, self._backend, self._options = worker, backend, options
+        self._reporter, self._ring = reporter, ring
+        #: How ended runs ended, until the database has accepted it.
+        self.endings: dict[Run, Ending] = {}
+        #: When the oldest of them ended.
+        self.oldest_ending = 0.0
+
+        self._runs: dict[tuple[UUID, int], Run] = {}
+        self._open: set[Run] = set()
+        self._open_async: set[Run] = set()
+        self._suspects: set[Run] = set()
+        self._abandoned: set[Run] = set()
+        self._parked: list[Run] = []
+        self._unknown: dict[str, float] = {}
+        self._told_blocked: set[Run] = set()
+        self._outbox: deque[tuple[Run, Outcome | None, bool]] = deque()
+
+        self._pace = Pace(options.concurrency, options.max_prefetch)
+        self._async_pace = Pace(options.async_concurrency, 0)
+        self._herald = Herald()
+        self._loop = EventLoop(self._on_ended)
+        self._threads = Threads(options.concurrency, self._on_ended, self._loop.submit)
+
+    # ------------------------------------------------------------------------------------------------ what it has
+
+    @property
+    def runs(self) -> list[Run]:
+        """All whose lease is to be kept: those that run, and those that ended and are not settled yet."""
+        return list(self._runs.values())
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._open)
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._outbox)
+
+    @property
+    def running(self) -> int:
+        return len(self._open)
+
+    @property
+    def abandoned(self) -> int:
+        """Overdue functions that do not end, each on a thread that is lost until they do."""
+        return len(self._abandoned)
+
+    def find(self, task: UUID, lease: int) -> Run | None:
+        return self._runs.get((task, lease))
+
+    def to_renew(self, before: float) -> list[Run]:
+        """Runs whose lease ends before this monotonic time."""
+        return [run for run in self._runs.values() if run.lease_ends < before]
+
+    # ------------------------------------------------------------------------------------------------ claiming
+
+    def demand(self, at_most: int | None) -> Demand:
+        """What fits now. Where only one kind of function has room, the other kind is left out."""
+        plain = self._pace.room(len(self._open) - len(self._open_async))
+        coroutines = self._async_pace.room(len(self._open_async))
+        left_out = self._unknown_paths()
+        if not registry.async_paths:
+            limit = plain
+        elif not registry.plain_paths or not plain:
+            limit, left_out = coroutines, [*left_out, *registry.plain_paths]
+        elif not coroutines:
+            limit, left_out = plain, [*left_out, *registry.async_paths]
+        else:
+            limit = min(plain, coroutines)
+        if self._herald.is_full:
+            limit = 0
+        return Demand(limit if at_most is None else min(limit, at_most), 0 if self._suspects else 1, left_out)
+
+    def take(self, claims: Iterable[Claim], lease_ends: float) -> None:
+        """These tasks are ours; start them as soon as there is a thread."""
+        for claim in claims:
+            run = Run(
+                claim=claim,
+                worker=self._worker,
+                backend=type(self._backend),
+                alias=self._backend.alias,
+                options=self._options,
+                reporter=self._reporter,
+                lease_ends=lease_ends,
+                taken=monotonic(),
+            )
+            self._runs[run.key] = run
+            self._open.add(run)
+            if claim.is_suspect:
+                self._suspects.add(run)
+            if claim.function in registry.async_paths:
+                self._open_async.add(run)
+                self._loop.submit(run)
+            else:
+                self._threads.submit(run)
+
+    def _unknown_paths(self) -> list[str]:
+        if not self._unknown:
+            return []
+        now = monotonic()
+        self._unknown = {path: until for path, until in self._unknown.items() if until > now}
+        return list(self._unknown)
+
+    # ------------------------------------------------------------------------------------------------ ending
+
+    def _on_ended(self, run: Run) -> None:
+        self._outbox.append((run, run.outcome, False))
+        self._ring()
+
+    def gather(self) -> None:
+        """Take in what ended since the last call."""
+        while self._outbox:
+            run, outcome, is_verdict = self._outbox.popleft()
+            if run.lost:
+                self._close_run(run)
+            elif run.abandoned and not is_verdict:
+                self._abandoned.discard(run)
+            elif outcome is not None:
+                self._conclude(run, outcome)
+
+    def _conclude(self, run: Run, outcome: Outcome) -> None:
+        if run not in self._open:
+            return
+        if run.seconds is not None:
+            (self._async_pace if run in self._open_async else self._pace).ended(run.seconds)
+        self._close_run(run)
+        if run.unknown:
+            self._remember_unknown(run)
+        if not self.endings:
+            self.oldest_ending = monotonic()
+        self.endings[run] = Ending(run.claim.id, run.claim.lease, outcome, run.seconds)
+
+    def _close_run(self, run: Run) -> None:
+        self._open.discard(run)
+        self._open_async.discard(run)
+        self._told_blocked.discard(run)
+
+    def _remember_unknown(self, run: Run) -> None:
+        path = run.claim.function
+        if path not in self._unknown:
+            logger.error("%s It is left to other workers for %g s.", run.exception, UNKNOWN_SECONDS)
+        self._unknown[path] = monotonic() + UNKNOWN_SECONDS
+
+    def forget(self, run: Run) -> Ending:
+        """The database has answered to how this run ended."""
+        ending = self.endings.pop(run)
+        self._runs.pop(run.key, None)
+        self._suspects.discard(run)
+        self.oldest_ending = monotonic()
+        return ending
+
+    def lose(self, run: Run) -> None:
+        """The task is somebody else's: the function is asked to stop, and how it ends is not written."""
+        run.lost = run.canceled = True
+        self._runs.pop(run.key, None)
+        self._suspects.discard(run)
+        self.endings.pop(run, None)
+        if run in self._parked:
+            self._parked.remove(run)
+            self._close_run(run)
+        self._stop_function(run)
+
+    def cancel(self, run: Run) -> None:
+        """Somebody canceled the task."""
+        run.canceled = True
+        self._stop_function(run)
+
+    def _stop_function(self, run: Run) -> None:
+        if run in self._open_async or run.is_async:
+            self._loop.stop(run)
+
+    # ------------------------------------------------------------------------------------------------ looking after
+
+    def check(self, now: float) -> None:
+        """Overdue functions, tasks that wait here for too long, functions that block the event loop."""
+        for run in list(self._open):
+            if run.started is not None and not run.abandoned and not run.lost and now - run.started > run.timeout:
+                self._time_out(run)
+        oldest = self._threads.oldest()
+        if oldest is not None and now - oldest.taken > STALE_SECONDS:
+            self._pace.stalled()
+            self._hand_back(self._threads.take_back())
+        self._check_loop()
+
+    def _time_out(self, run: Run) -> None:
+        run.abandoned = True
+        self._abandoned.add(run)
+        if run.is_async:
+            self._loop.stop(run)
+        else:
+            self._threads.replace(run)
+        if isinstance(run.task, Task) and run.task.backoff is not None:
+            self._herald.submit(lambda: self._judge_overdue(run))  # the function's own backoff is user code
+        else:
+            self._conclude(run, execution.time_out(run))
+
+    def _judge_overdue(self, run: Run) -> None:
+        self._outbox.append((run, execution.time_out(run), True))
+        self._ring()
+
+    def _check_loop(self) -> None:
+        blocked = self._loop.blocked_by()
+        if blocked is not None and blocked[0] not in self._told_blocked:
+            run, seconds = blocked
+            self._told_blocked.add(run)
+            logger.warning(
+                "%s (task %s) has blocked the event loop for %.1f s: no other `async def` function runs meanwhile. "
+                "Await, or make it a plain function.",
+                run.claim.function,
+                run.claim.id,
+                seconds,
+            )
+
+    def _hand_back(self, runs: Iterable[Run]) -> None:
+        for run in runs:
+            self._conclude(run, HandedBack())
+
+    # ------------------------------------------------------------------------------------------------ stopping
+
+    def suspend(self) -> None:
+        """The database is away: start nothing more, and tell running functions that their leases are at risk."""
+        self._parked += self._threads.take_back()
+        for run in self._runs.values():
+            run.at_risk = True
+
+    def resume(self) -> None:
+        """The database is back, and leases were renewed."""
+        parked, self._parked = self._parked, []
+        for run in parked:
+            run.taken = monotonic()
+            self._threads.submit(run)
+
+    def drain(self) -> None:
+        """Hand back what has not started, and tell running functions that the worker stops."""
+        parked, self._parked = self._parked, []
+        self._hand_back([*parked, *self._threads.take_back()])
+        for run in self._open:
+            run.stopping = True
+
+    def release(self) -> None:
+        """Hand back everything; functions that still run are interrupted, and their late outcomes are not wanted."""
+        self.drain()
+        for run in list(self._open):
+            if run.started is None:
+                self._conclude(run, HandedBack())
+            else:
+                self._conclude(run, execution.interrupt(run))
+            run.abandoned = True
+            self._stop_function(run)
+
+    def tell(self, calls: Iterable[Callable[[], Any]]) -> None:
+        """Announce something; see `news.py`."""
+        for call in calls:
+            self._herald.submit(call)
+
+    def close(self) -> None:
+        """Let the executors' threads end, those that can."""
+        self._threads.close()
+        self._loop.close()
+        self._herald.close(timeout=2.0)

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+
+from django_dhara import lifecycle, services, sql
+from django_dhara.conf import Options
+from django_dhara.management import flags
+from django_dhara.states import State
+
+_RETENTION = ("completed", "canceled", "dead", "keyed")
+
+
+class Command(BaseCommand):
+    help = "Delete finished tasks after their retention, in small batches, as workers do by default."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        flags.add_backend(parser)
+        for what in _RETENTION:
+            whose = "tasks with an idempotency key, at least" if what == "keyed" else f"{what.upper()} tasks"
+            flags.add(
+                parser, f"--{what}-days", f"DHARA_{what.upper()}_DAYS",
+                f"Keep {whose} for so many days. Default: RETAIN_{what.upper()}_SECONDS.",
+                type=_days, metavar="DAYS",
+            )  # fmt: skip
+        flags.add_switch(parser, "--dry-run", "DHARA_DRY_RUN", "Only count.")
+
+    def handle(self, *args: Any, **given: Any) -> None:
+        backend = flags.backend(given["backend"])
+        options = _with_retention(backend.settings, given)
+        execute = sql.on(options.database)
+        for state, seconds in services.retention(options):
+            if given["dry_run"]:
+                count = _count(execute, options, backend.alias, state, seconds)
+                self.stdout.write(f"{state}: {count} would be deleted")
+            else:
+                count = _delete(execute, options, backend.alias, state, seconds)
+                self.stdout.write(f"{state}: {count} deleted")
+
+
+def _with_retention(options: Options, given: dict[str, Any]) -> Options:
+    days = {what: given[f"{what}_days"] for what in _RETENTION}
+    seconds = {f"retain_{what}_seconds": value * 86_400 for what, value in days.items() if value is not None}
+    return dataclasses.replace(options, **seconds)
+
+
+def _count(execute: sql.Execute, options: Options, backend: str, state: State, seconds: float) -> int:
+    keyed = options.retain_keyed_seconds
+    return lifecycle.count_expired(
+        execute, options.database, backend, state, older_than=seconds, keyed_older_than=keyed
+    )
+
+
+def _delete(execute: sql.Execute, options: Options, backend: str, state: State, seconds: float) -> int:
+    total = 0
+    while count := services.prune(execute, options.database, backend, options, state, seconds):
+        total += count
+    return total
+
+
+def _days(raw: str) -> float:
+    try:
+        days = float(raw)
+    except ValueError:
+        days = math.nan
+    if not 0 <= days <= 36_500:
+        raise argparse.ArgumentTypeError(f"must be a number of days between 0 and 36500, not {raw!r}")
+    return days

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+
+from django_dhara import sql
+from django_dhara.lifecycle import Rescued
+from django_dhara.management import flags
+from django_dhara.services import Reaper, serve
+
+
+class Command(BaseCommand):
+    help = "Rescue tasks of lost workers, as every worker does by default. For setups that want it apart, or from cron."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        flags.add_backend(parser)
+        flags.add_switch(parser, "--once", "DHARA_ONCE", "Look once and exit.")
+
+    def handle(self, *args: Any, **given: Any) -> None:
+        backend = flags.backend(given["backend"])
+        reaper = Reaper(backend.settings.database, backend.alias, backend.settings, self._tell)
+        if given["once"]:
+            reaper.tick(sql.on(backend.settings.database))
+            return
+        sys.exit(serve([reaper], backend.settings, "dhara reaper"))
+
+    def _tell(self, rescued: list[Rescued]) -> None:
+        for task in rescued:
+            self.stdout.write(f"Rescued {task.id} {task.function}: {task.state}")

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from django_dhara import registry
+from django_dhara.conf import Options
+from django_dhara.lifecycle import Wanted
+from django_dhara.management import flags
+from django_dhara.management.reload import Reloader
+from django_dhara.services import Pruner, Reaper
+from django_dhara.worker import Worker
+
+
+class Command(BaseCommand):
+    help = (
+        "Run tasks until SIGTERM or SIGINT. Then running functions get the drain time to finish; a second signal hands "
+        "them back at once. Exit code: 0 after a clean end, 1 otherwise."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        flags.add(
+            parser, "--queues", "DHARA_QUEUES", "Serve these queues, comma-separated; all without it.",
+            type=flags.names, default=(), metavar="NAMES",
+        )  # fmt: skip
+        flags.add(
+            parser, "--exclude-queues", "DHARA_EXCLUDE_QUEUES", "Serve all queues but these.",
+            type=flags.names, default=(), metavar="NAMES",
+        )  # fmt: skip
+        flags.add_backend(parser)
+        flags.add_option(parser, "--concurrency", "concurrency", "Threads for plain functions.")
+        flags.add_option(parser, "--async-concurrency", "async_concurrency", "`async def` functions at once.")
+        flags.add_option(parser, "--poll-interval", "poll_seconds", "Pause between polls of an empty queue.")
+        flags.add_option(parser, "--drain-timeout", "drain_seconds", "For running functions after the first signal.")
+        flags.add_switch(parser, "--burst", "DHARA_BURST", "Stop when nothing is ready.")
+        flags.add(
+            parser, "--max-tasks", "DHARA_MAX_TASKS", "Stop after so many tasks.", type=flags.count, metavar="N"
+        )  # fmt: skip
+        flags.add(parser, "--name", "DHARA_NAME", "A name for people; default: host and pid.", default="")
+        flags.add_switch(parser, "--reap", "DHARA_REAP", "Rescue tasks of lost workers, too.", default=True)
+        flags.add_switch(parser, "--prune", "DHARA_PRUNE", "Delete finished tasks after their time, too.", default=True)
+        flags.add_switch(
+            parser, "--reload", "DHARA_RELOAD", "Restart when code changes. Default: as DEBUG, but not with --burst.",
+            default=None,
+        )  # fmt: skip
+
+    def handle(self, *args: Any, **given: Any) -> None:
+        worker = self._worker(given)
+        registry.discover()
+        reloader = Reloader(worker.stop) if _reloads(given) else None
+        self.stdout.write(self.style.SUCCESS(_introduction(worker)))
+        self.stdout.flush()
+        code = worker.run()
+        if reloader is not None and reloader.changed:
+            reloader.restart()
+        self.stdout.write(f"Worker {worker.presence.name} stopped.")
+        sys.exit(code)
+
+    def _worker(self, given: dict[str, Any]) -> Worker:
+        backend = flags.backend(given["backend"])
+        named = {name: given[name] for name in _OPTIONS if given[name] is not None}
+        options: Options = dataclasses.replace(backend.settings, **named)
+        wanted = _wanted(backend.alias, set(backend.queues), given)
+        if len(given["name"]) > 255:
+            raise CommandError(f"--name has {len(given['name'])} characters; 255 is the most.")
+        worker = Worker(
+            backend, options, wanted, name=given["name"], burst=given["burst"], max_tasks=given["max_tasks"]
+        )
+        if given["reap"]:
+            worker.services.append(Reaper(options.database, backend.alias, options, worker.rescued))
+        if given["prune"]:
+            worker.services.append(Pruner(options.database, backend.alias, options))
+        return worker
+
+
+_OPTIONS = ("concurrency", "async_concurrency", "poll_seconds", "drain_seconds")
+
+
+def _wanted(alias: str, known: set[str], given: dict[str, Any]) -> Wanted:
+    queues, exclude = given["queues"], given["exclude_queues"]
+    if queues and exclude:
+        raise CommandError("--queues and --exclude-queues contradict each other: give one of them.")
+    strangers = sorted(set(queues) | set(exclude) - known) if known else []
+    strangers = [queue for queue in strangers if queue not in known]
+    if strangers:
+        raise CommandError(
+            f"no queue {', '.join(map(repr, strangers))} in QUEUES of TASKS[{alias!r}], which has: "
+            f"{', '.join(sorted(known))}."
+        )
+    return Wanted(alias, tuple(queues), tuple(exclude))
+
+
+def _reloads(given: dict[str, Any]) -> bool:
+    return bool(settings.DEBUG and not given["burst"]) if given["reload"] is None else bool(given["reload"])
+
+
+def _introduction(worker: Worker) -> str:
+    wanted, options = worker.wanted, worker.options
+    if wanted.queues:
+        queues = "queues " + ", ".join(wanted.queues)
+    else:
+        queues = "all queues" + (f" but {', '.join(wanted.exclude)}" if wanted.exclude else "")
+    return (
+        f"Worker {worker.presence.name} serves {queues} of {wanted.backend!r}: {options.concurrency} threads, "
+        f"{options.async_concurrency} coroutines, lease {options.lease_seconds:g} s. Ctrl-C stops it."
+    )

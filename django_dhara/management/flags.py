@@ -1,0 +1,100 @@
+"""Flags of the commands: each has an environment variable, and a bad value is one line and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import CommandError, CommandParser
+
+from django_dhara import conf
+from django_dhara.backend import DharaBackend
+from django_dhara.compat import task_backends
+
+
+def add(parser: CommandParser, flag: str, variable: str, help: str, **options: Any) -> None:
+    """A flag whose default is the environment variable `variable`."""
+    kind: Callable[[str], Any] = options.get("type", str)
+    if variable in os.environ:
+        try:
+            options["default"] = kind(os.environ[variable])
+        except argparse.ArgumentTypeError as error:
+            parser.error(f"environment variable {variable}: {error}")
+    parser.add_argument(flag, help=f"{help} Environment: {variable}.", **options)
+
+
+def add_switch(parser: CommandParser, flag: str, variable: str, help: str, default: bool | None = False) -> None:
+    """`--flag` and `--no-flag`."""
+    add(parser, flag, variable, help, action=argparse.BooleanOptionalAction, type=boolean, default=default)
+
+
+def add_option(parser: CommandParser, flag: str, option: str, help: str) -> None:
+    """A flag for one of the backend's options."""
+    default = conf.OPTIONS[option].default
+    add(
+        parser,
+        flag,
+        f"DHARA_{option.upper()}",
+        f"{help} Default: {option.upper()} of the backend's OPTIONS, or {default:g}.",
+        type=number(option),
+        dest=option,
+        metavar="SECONDS" if option.endswith("seconds") else "N",
+    )
+
+
+def add_backend(parser: CommandParser) -> None:
+    add(parser, "--backend", "DHARA_BACKEND", "Alias in TASKS.", default="default", metavar="ALIAS")
+
+
+def number(option: str) -> Callable[[str], Any]:
+    def parse(raw: str) -> Any:
+        try:
+            return conf.parse(option, raw)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{error}, not {raw!r}") from None
+
+    return parse
+
+
+def count(raw: str) -> int:
+    if not raw.isdecimal() or not 1 <= int(raw) <= 10**9:
+        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, not {raw!r}")
+    return int(raw)
+
+
+def boolean(raw: str) -> bool:
+    if raw.lower() not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
+        raise argparse.ArgumentTypeError(f"must be true or false, not {raw!r}")
+    return raw.lower() in ("1", "true", "yes", "on")
+
+
+def names(raw: str) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(name.strip() for name in raw.split(",")))
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"must be names with commas between them, not {raw!r}")
+    return found
+
+
+def backend(alias: str) -> DharaBackend:
+    """The backend of an alias.
+
+    Raises:
+        CommandError: there is none, it is not ours, or its options are wrong.
+    """
+    try:
+        found = task_backends[alias]
+    except ImproperlyConfigured as error:
+        raise CommandError(f"--backend {alias}: {error}") from None
+    if not isinstance(found, DharaBackend):
+        kind = type(found)
+        raise CommandError(
+            f"--backend {alias}: TASKS[{alias!r}] is {kind.__module__}.{kind.__name__}, not DharaBackend."
+        )
+    try:
+        _ = found.settings
+    except ImproperlyConfigured as error:
+        raise CommandError(str(error)) from None
+    return found

@@ -1,0 +1,69 @@
+"""The worker's own row: who it is, for people to see. Recovery of tasks does not need it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pkgutil
+import socket
+from uuid import UUID
+
+import psycopg
+
+from django_dhara import __version__, migrations
+from django_dhara.conf import Options
+from django_dhara.lifecycle import Wanted
+from django_dhara.sql import Execute
+
+_REGISTER = """/* dhara:register */
+INSERT INTO dhara_worker (id, backend, name, host, pid, version, queues, exclude_queues, concurrency, lease_seconds,
+                          started_at, heartbeat_at)
+VALUES (%(id)s, %(backend)s, %(name)s, %(host)s, %(pid)s, %(version)s, %(queues)s::jsonb, %(exclude)s::jsonb,
+        %(concurrency)s, %(lease)s, statement_timestamp(), statement_timestamp())
+ON CONFLICT (id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at
+"""
+_DRAINING = "/* dhara:draining */ UPDATE dhara_worker SET draining_at = statement_timestamp() WHERE id = %(id)s"
+_STOPPED = "/* dhara:stopped */ UPDATE dhara_worker SET stopped_at = statement_timestamp() WHERE id = %(id)s"
+_APPLIED = "/* dhara:migrations */ SELECT name FROM django_migrations WHERE app = 'dhara'"
+
+
+class Presence:
+    """What `dhara_worker` says of this process."""
+
+    def __init__(self, id_: UUID, name: str, options: Options, wanted: Wanted) -> None:
+        self.host, self.pid = socket.gethostname(), os.getpid()
+        self.name = name or f"{self.host}:{self.pid}"
+        self._id, self._options, self._wanted = id_, options, wanted
+
+    def register(self, execute: Execute) -> None:
+        execute(
+            _REGISTER,
+            {
+                "id": self._id,
+                "backend": self._wanted.backend,
+                "name": self.name,
+                "host": self.host,
+                "pid": self.pid,
+                "version": __version__,
+                "queues": json.dumps(self._wanted.queues),
+                "exclude": json.dumps(self._wanted.exclude),
+                "concurrency": self._options.concurrency,
+                "lease": self._options.lease_seconds,
+            },
+        )
+
+    def draining(self, execute: Execute) -> None:
+        execute(_DRAINING, {"id": self._id})
+
+    def stopped(self, execute: Execute) -> None:
+        execute(_STOPPED, {"id": self._id})
+
+
+def missing_migrations(execute: Execute) -> list[str]:
+    """Migrations of ours that this code has and the database has not, in order. More in the database do no harm."""
+    known = [module.name for module in pkgutil.iter_modules(migrations.__path__)]
+    try:
+        applied = {name for (name,) in execute(_APPLIED, {})}
+    except psycopg.errors.UndefinedTable:
+        applied = set()
+    return sorted(set(known) - applied)

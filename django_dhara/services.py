@@ -1,0 +1,152 @@
+"""Things that tick: the reaper and the pruner. A worker ticks them between claims; `dhara_reaper` ticks the reaper alone.
+
+Any number of them may tick side by side: each statement locks what it takes and skips what another has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from time import monotonic
+from typing import Protocol
+
+import psycopg
+
+from django_dhara import lifecycle
+from django_dhara.alarm import Alarm
+from django_dhara.conf import Options
+from django_dhara.lifecycle import Rescued
+from django_dhara.session import Busy, Disconnected, Session
+from django_dhara.sql import Execute
+from django_dhara.states import State
+
+logger = logging.getLogger("django_dhara.worker")
+
+
+class Service(Protocol):
+    """Something that wants to be called again and again."""
+
+    #: When to tick next, by the monotonic clock.
+    due_at: float
+
+    def tick(self, execute: Execute) -> None:
+        """Do a little, and set `due_at`. What the database raises is for the caller."""
+
+
+class Reaper:
+    """Takes back the tasks of runs whose lease ran out.
+
+    An outage is not a death. When this process could not see the database for a while, other workers could not either:
+    the reaper gives them one lease to come back and renew before it takes anything. The same holds after a restart of
+    the server, which the statement itself looks at.
+    """
+
+    def __init__(
+        self, alias: str, backend: str, options: Options, told: Callable[[list[Rescued]], None] = lambda _: None
+    ) -> None:
+        self.due_at = 0.0
+        self._alias, self._backend, self._options, self._told = alias, backend, options, told
+        self._last_contact: float | None = None
+        self._grace_ends = 0.0
+
+    def tick(self, execute: Execute) -> None:
+        """Rescue until nothing abandoned is left, unless the grace of an outage lasts."""
+        self._meet_database(execute)
+        if monotonic() >= self._grace_ends:
+            self._sweep(execute)
+        self.due_at = monotonic() + self._options.sweep_seconds
+
+    def _meet_database(self, execute: Execute) -> None:
+        allowed = self._options.sweep_seconds + self._options.lease_seconds / 3
+        if self._last_contact is not None and monotonic() - self._last_contact > allowed:
+            execute("/* dhara:reaper */ SELECT 1", {})
+            self._grace_ends = monotonic() + self._options.lease_seconds
+        self._last_contact = monotonic()
+
+    def _sweep(self, execute: Execute) -> None:
+        while True:
+            rescued = lifecycle.rescue(
+                execute,
+                self._alias,
+                self._backend,
+                max_lost=self._options.max_lost,
+                grace_seconds=self._options.lease_seconds,
+            )
+            self._last_contact = monotonic()
+            if not rescued:
+                return
+            self._told(rescued)
+
+
+class Pruner:
+    """Deletes finished tasks after their time, in batches that are over in milliseconds."""
+
+    #: Tasks deleted by one statement.
+    BATCH = 1000
+
+    def __init__(self, alias: str, backend: str, options: Options) -> None:
+        self.due_at = monotonic() + options.prune_seconds
+        self._alias, self._backend, self._options = alias, backend, options
+        self._states = list(retention(options))
+
+    def tick(self, execute: Execute) -> None:
+        """One batch of one state; the next follows soon while there is more."""
+        state, seconds = self._states[0]
+        if prune(execute, self._alias, self._backend, self._options, state, seconds) < self.BATCH:
+            self._states.append(self._states.pop(0))
+            self.due_at = monotonic() + self._options.prune_seconds / len(self._states)
+        else:
+            self.due_at = monotonic() + 0.05
+
+
+def serve(services: list[Service], options: Options, name: str) -> int:
+    """Tick the services on a session of their own until SIGTERM or SIGINT; for a process without a worker.
+
+    Returns:
+        The exit code.
+    """
+    session = Session(options.database, name, deadline_seconds=options.deadline_seconds)
+    alarm, stops = Alarm(), [False]
+
+    def stop() -> None:
+        stops[0] = True
+        session.hurry()
+
+    with alarm.on_signals(stop):
+        while not stops[0]:
+            for service in services:
+                _tick(service, session)
+            alarm.wait(min(s.due_at for s in services) - monotonic(), None, lambda: stops[0])
+    session.close()
+    return 0
+
+
+def _tick(service: Service, session: Session) -> None:
+    if service.due_at > monotonic():
+        return
+    service.due_at = monotonic() + 1.0
+    try:
+        session.open()
+        service.tick(session.execute)
+    except (Disconnected, Busy, psycopg.Error) as error:
+        logger.warning("%s tries again: %s", session.name, " ".join(str(error).split()))
+
+
+def retention(options: Options) -> Iterable[tuple[State, float]]:
+    """How long tasks stay after they ended, in seconds by state."""
+    yield State.COMPLETED, options.retain_completed_seconds
+    yield State.CANCELED, options.retain_canceled_seconds
+    yield State.DEAD, options.retain_dead_seconds
+
+
+def prune(execute: Execute, alias: str, backend: str, options: Options, state: State, seconds: float) -> int:
+    """Delete one batch; returns how many tasks."""
+    return lifecycle.prune(
+        execute,
+        alias,
+        backend,
+        state,
+        older_than=seconds,
+        keyed_older_than=options.retain_keyed_seconds,
+        limit=Pruner.BATCH,
+    )

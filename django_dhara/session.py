@@ -1,0 +1,171 @@
+"""A worker's own session with PostgreSQL: never shared with functions, and never waited for without end.
+
+It is built from Django's connection parameters, so custom engines work, but it is a psycopg connection: in autocommit,
+with prepared statements, and with a deadline on this side for every statement, because a network that went silent
+never answers and no timeout of the server's would reach us.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+import psycopg
+from django.db import connections
+
+logger = logging.getLogger("django_dhara.worker")
+
+#: Deadlock, serialization failure, lock timeout, statement timeout: the statement did nothing, and may be tried again.
+TRY_AGAIN = frozenset({"40P01", "40001", "55P03", "57014"})
+#: A prepared statement is unknown, or known already: a pooler gave us another server session. Go on without them.
+NOT_PREPARED = frozenset({"26000", "42P05"})
+#: A server that only reads (a standby, or an old primary after a failover): look for the other one.
+READ_ONLY = "25006"
+
+
+class Disconnected(Exception):
+    """The statement failed because the server is out of reach; whether it was carried out is not known."""
+
+
+class Busy(Exception):
+    """The statement was refused for a passing reason and did nothing."""
+
+
+class Session:
+    """One connection that is opened again when it is needed.
+
+    Args:
+        alias: in DATABASES.
+        name: what `pg_stat_activity` shows as its application_name.
+        deadline_seconds: for one statement.
+        dsn: a connection string to use instead of the alias' parameters.
+    """
+
+    def __init__(self, alias: str, name: str, *, deadline_seconds: float, dsn: str = "") -> None:
+        self.alias = alias
+        self.name = name
+        self.deadline_seconds = deadline_seconds
+        self.dsn = dsn
+        #: Prepared statements; off behind a pooler that gives each transaction another server session.
+        self.prepares = True
+        self._connection: _Connection | None = None
+
+    def hurry(self) -> None:
+        """The worker is to stop: no statement, the one under way included, gets more than 2 seconds from its start."""
+        self.deadline_seconds = min(self.deadline_seconds, 2.0)
+
+    def is_overdue(self, since: float) -> bool:
+        """Has a statement that was sent at `since` taken too long?"""
+        return monotonic() - since > self.deadline_seconds
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    @property
+    def raw(self) -> psycopg.Connection[Any]:
+        """The psycopg connection; open it first."""
+        if self._connection is None:
+            raise Disconnected(f"{self.name} has no connection")
+        return self._connection
+
+    def open(self) -> None:
+        """Connect, if that is not done yet, to a server that can write.
+
+        Raises:
+            Disconnected: with psycopg's message.
+        """
+        if self._connection is not None:
+            return
+        try:
+            connection = _connect(self)
+            [(recovering, isolation)] = connection.execute(
+                "SELECT pg_is_in_recovery(), current_setting('default_transaction_isolation')"
+            ).fetchall()
+            if isolation != "read committed":
+                connection.execute("SET default_transaction_isolation = 'read committed'")
+        except (psycopg.Error, OSError, _Overdue) as error:
+            raise Disconnected(_one_line(error)) from error
+        if recovering:
+            connection.close()
+            raise Disconnected("the server is a standby and only reads")
+        self._connection = connection
+
+    def execute(self, statement: str, parameters: Mapping[str, Any] | None = None) -> Sequence[tuple[Any, ...]]:
+        """Run one statement, which is a transaction of its own, and return its rows.
+
+        Raises:
+            Disconnected: the connection is gone, and closed on this side too.
+            Busy: try again.
+            psycopg.Error: anything else, such as data that the server refuses.
+        """
+        try:
+            cursor = self.raw.execute(statement, parameters, prepare=None if self.prepares else False)
+            return cursor.fetchall() if cursor.description else []
+        except _Overdue as error:
+            self.close()
+            raise Disconnected(f"no answer within {self.deadline_seconds:g} s") from error
+        except psycopg.Error as error:
+            if error.sqlstate in NOT_PREPARED:
+                self.prepares = False
+            if error.sqlstate in TRY_AGAIN | NOT_PREPARED:
+                raise Busy(_one_line(error)) from error
+            if self.raw.closed or error.sqlstate == READ_ONLY or _is_server_side(error):
+                self.close()
+                raise Disconnected(_one_line(error)) from error
+            raise
+
+    def close(self) -> None:
+        """Forget the connection; nothing is sent that could wait."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+class _Overdue(Exception):
+    """A statement took longer than its deadline."""
+
+
+class _Connection(psycopg.Connection[Any]):
+    session: Session
+
+    def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().wait(_limited(self.session, gen), *args, **kwargs)
+
+
+def _limited(session: Session, gen: Any) -> Any:
+    """psycopg's generator, ended when time is up; psycopg resumes it every 0.1 s while nothing arrives."""
+    since = monotonic()
+    try:
+        ready = yield next(gen)
+        while True:
+            if not ready and session.is_overdue(since):
+                raise _Overdue
+            ready = yield gen.send(ready)
+    except StopIteration as end:
+        return end.value
+
+
+def _connect(session: Session) -> _Connection:
+    wrapper = connections[session.alias]
+    parameters: dict[str, Any] = wrapper.get_connection_params()
+    parameters |= {"cursor_factory": psycopg.Cursor, "prepare_threshold": 5, "application_name": session.name}
+    parameters.setdefault("connect_timeout", max(2, int(session.deadline_seconds)))
+    if session.dsn:
+        parameters = {"conninfo": session.dsn, "application_name": session.name, "context": parameters["context"]}
+    connection = _Connection.connect(autocommit=True, **parameters)
+    connection.session = session
+    if role := wrapper.settings_dict.get("OPTIONS", {}).get("assume_role"):
+        connection.execute(psycopg.sql.SQL("SET ROLE {}").format(psycopg.sql.Identifier(role)))
+    return connection
+
+
+def _is_server_side(error: psycopg.Error) -> bool:
+    """Does the error's class say that the server, not the statement, is the trouble (57P: shutdown, 53: resources, 08)?"""
+    return (error.sqlstate or "08")[:3] == "57P" or (error.sqlstate or "08")[:2] in ("08", "53")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
