@@ -128,12 +128,13 @@ class Cluster:
         """Return True when the server answers, False when it ended without."""
         give_up = time.monotonic() + _START_LIMIT_S
         while time.monotonic() < give_up:
+            said_ready = self._says_ready()  # Before asking: it may become ready while we look.
             reply = self.reply()
             if reply == "ready":
                 return True
             if not self._is_ours(pid):
                 return False
-            if reply == "absent" and self._says_ready():
+            if reply == "absent" and said_ready:
                 # Its socket is gone (somebody cleaned up): nobody can reach it, not even to wait for it.
                 self.stop()
                 return False
@@ -220,10 +221,7 @@ class Cluster:
         """Return whether process `pid` is a postgres on our data, by its command line."""
         data = os.fsencode(self.place.data)
         if Path("/proc/self/cmdline").exists():
-            try:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            except OSError:
-                return False
+            words = _command_line(pid)
             return data in words and any(word.endswith(b"/postgres") for word in words)
         line = subprocess.run(["ps", "-ww", "-p", str(pid), "-o", "args="], capture_output=True, check=False).stdout
         return b"postgres" in line and b" " + data + b" " in line
@@ -249,3 +247,17 @@ class Cluster:
         with self.place.log.open("rb") as log:
             log.seek(max(since, self._log_size() - 20_000))
             return log.read().decode(errors="replace")
+
+
+def _command_line(pid: int) -> list[bytes]:
+    """Return the words of a live process; none when it is dead."""
+    try:
+        for _ in range(25):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if words != [b""] or Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] in b"ZX":
+                return words
+            # It shows no words for an instant of its exec, when it is not dead, and of its exit, when it is not yet.
+            time.sleep(_PAUSE_S)
+    except OSError:
+        pass
+    return []

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -111,11 +111,24 @@ class Lab:
             process.wait()
             for stream in (process.stdin, process.stdout, process.stderr):
                 stream.close()
-        for pid in self.postmasters():
-            os.kill(pid, signal.SIGKILL)
+        end(*self.postmasters())
         shutil.rmtree(self.home, ignore_errors=True)
         if not self.cluster.place.sockets.is_relative_to(self.home):
             shutil.rmtree(self.cluster.place.sockets, ignore_errors=True)
+
+
+def end(*postmasters: int) -> None:
+    """End servers at once, but not by SIGKILL: after that nobody frees their shared memory when their data is gone."""
+    for pid in postmasters:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGQUIT)
+    for pid in postmasters:
+        until(lambda pid=pid: not _lives(pid))
+
+
+def _lives(pid: int) -> bool:
+    state = subprocess.run(["ps", "-p", str(pid), "-o", "stat="], capture_output=True, text=True, check=False).stdout
+    return bool(state) and not state.startswith("Z")
 
 
 def heard(process: subprocess.Popen, word: str = "up") -> None:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.localdb.conftest import USER, Lab, heard, leave, until
+from tests.localdb.conftest import USER, Lab, end, heard, leave, until
 
 QUERY = """
 from example_project.localdb import server
@@ -91,7 +91,7 @@ def test_folder_removed_under_a_live_server_is_made_anew(lab):
     assert lab.cluster.pid() != old
     leave(user)
     assert not lab.is_up()
-    os.kill(old, signal.SIGKILL)
+    end(old)
 
 
 def test_server_whose_socket_was_removed_is_restarted(lab):
