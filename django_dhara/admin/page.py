@@ -1,0 +1,121 @@
+"""The page of one task as a template wants it: labels and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+
+from django_dhara.admin import story
+from django_dhara.admin.scene import ATTEMPTS, CHILDREN, SHOWN, Scene
+from django_dhara.admin.text import badge, counted, first_line, moment, name, span, visible, visible_lines
+
+
+class Told(NamedTuple):
+    """One failed run, ready to be shown."""
+
+    number: int
+    ended: str
+    error_class: str
+    #: The first line of the message, and all of it if there is more.
+    message: str
+    rest: str
+    when: SafeString | str
+    seconds: str
+    worker: SafeString | str
+    traceback: str
+    left_out: int
+
+
+def context(scene: Scene) -> dict[str, Any]:
+    """What the template shows of a task."""
+    return {
+        "scene": scene,
+        "badge": badge(scene.task.state),
+        "standing": [*story.standing(scene)],
+        "timeline": story.timeline(scene),
+        "facts": [*_facts(scene)],
+        "documents": scene.documents,
+        "shown": f"{SHOWN:,}",
+        "attempts": [_told(scene, attempt) for attempt in reversed(scene.attempts)],
+        "attempts_shown": ATTEMPTS,
+        "children": [(_link(id_, path), badge(state)) for id_, path, state in scene.children[:CHILDREN]],
+        "more_children": len(scene.children) > CHILDREN,
+    }
+
+
+def _told(scene: Scene, attempt: Any) -> Told:
+    message = first_line(attempt.told)
+    trace = visible_lines(attempt.trace)
+    return Told(
+        number=attempt.number,
+        ended=story.ending(attempt),
+        error_class=visible(attempt.error_class),
+        message=message,
+        rest=visible_lines(attempt.told) if message != attempt.told.strip() else "",
+        when=moment(attempt.ended_at, scene.now),
+        seconds=span(max((attempt.ended_at - attempt.started_at).total_seconds(), 0)),
+        worker=story.worker(scene, attempt.worker_id),
+        traceback=trace,
+        left_out=max(attempt.trace_size - len(attempt.trace), 0),
+    )
+
+
+def _link(id_: Any, path: str) -> SafeString:
+    return format_html('<a href="{}">{}</a>', reverse("admin:dhara_task_change", args=[id_]), name(path))
+
+
+def _facts(scene: Scene) -> Iterator[tuple[str, Any]]:
+    """What the row says, in the order in which one asks; what is empty is left out."""
+    task, now = scene.task, scene.now
+    yield _("Id"), format_html("<code>{}</code>", task.id)
+    yield _("Queue"), _filtered(queue=task.queue)
+    yield _("Function"), _filtered(function=task.function)
+    yield _("Priority"), task.priority
+    yield _("Attempts"), f"{counted(task)}/{task.max_attempts}"
+    for label, number in (
+        (_("Lost runs"), task.lost),
+        (_("Interrupted"), task.interrupted),
+        (_("Snoozed"), task.snoozed),
+    ):
+        if number:
+            yield label, number
+    yield _("Run at"), moment(task.run_at, now)
+    for label, when in (
+        (_("Enqueued"), task.enqueued_at),
+        (_("First started"), task.started_at),
+        (_("Last started"), task.attempted_at),
+        (_("Finished"), task.finished_at),
+    ):
+        if when:
+            yield label, moment(when, now)
+    yield from _rare_facts(scene)
+
+
+def _rare_facts(scene: Scene) -> Iterator[tuple[str, Any]]:
+    task = scene.task
+    if task.worker_id:
+        yield _("Worker"), story.worker(scene, task.worker_id)
+    if task.timeout is not None:
+        yield _("Timeout"), span(task.timeout)
+    if task.idempotency_key is not None:
+        yield _("Idempotency key"), format_html("<code>{}</code>", visible(task.idempotency_key))
+    if task.error_class:
+        yield _("Last error"), format_html("<code>{}</code>", visible(task.error_class))
+    yield _("Backend"), name(task.backend)
+    if scene.parent:
+        yield _("Enqueued by"), _link(scene.parent.pk, scene.parent.function)
+    elif task.parent_id:
+        yield _("Enqueued by"), format_html(_("{} (deleted)"), task.parent_id)
+
+
+def _filtered(**parameters: str) -> SafeString:
+    """A value that leads to the list of all tasks with it."""
+    [value] = parameters.values()
+    address = f"{reverse('admin:dhara_task_changelist')}?{urlencode(parameters)}"
+    return format_html('<a href="{}">{}</a>', address, name(value))

@@ -1,0 +1,77 @@
+"""What all our admin pages share: they show, and never save."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.contrib import admin, messages
+from django.core.exceptions import ValidationError
+from django.db.models import Model, QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.translation import gettext as _
+
+from django_dhara.admin import databases
+from django_dhara.admin.lists import BoundedChangeList, CappedPaginator
+
+#: Seconds that one query of a list may take.
+PATIENCE = 3.0
+
+
+class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """Nobody adds, edits or deletes a row by hand; every query goes to the database that holds the queue."""
+
+    paginator = CappedPaginator
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+    sortable_by = ()
+
+    class Media:
+        css: ClassVar = {"all": ("dhara/admin.css",)}
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def lookup_allowed(self, lookup: str, value: Any, request: Any = None) -> bool:
+        """Only our own filters: a lookup of the reader's making could scan the table."""
+        return lookup in {filter_.parameter_name for filter_ in self.list_filter}  # type: ignore[union-attr]
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
+        return BoundedChangeList
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        return super().get_queryset(request).using(databases.chosen(request))
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        """The row with this id, in whichever database it is: ids are unique over all of them."""
+        try:
+            key = self.opts.pk.to_python(object_id)
+        except ValidationError:
+            return None
+        for alias in databases.aliases():
+            if found := self.get_queryset(request).using(alias).filter(pk=key).first():
+                found.database = alias
+                return self.shown(found)
+        return None
+
+    def shown(self, row: Model) -> Model:
+        """The row as Django's own templates may show it."""
+        return row
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        if request.method == "POST":
+            return super().changelist_view(request, extra_context)
+        try:
+            with databases.time_limit(databases.chosen(request), PATIENCE):
+                return super().changelist_view(request, extra_context)
+        except databases.TooSlow:
+            if not request.GET:
+                raise
+        message = _("That took more than %g seconds and was stopped. Choose a state, or search by id.") % PATIENCE
+        self.message_user(request, message, messages.ERROR)
+        return HttpResponseRedirect(request.path)

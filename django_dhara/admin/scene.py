@@ -1,0 +1,173 @@
+"""What the page of one task is made of, read in a handful of bounded queries. No code of a function is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.conf import settings
+from django.contrib.admin.models import LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.db import connections
+from django.db.models import F, Func, IntegerField, TextField
+from django.db.models.functions import Cast, Left, Length, Now, Right
+
+from django_dhara.admin.text import pretty
+from django_dhara.models import Attempt, Queue, Task, TaskQuerySet, Worker
+from django_dhara.states import State
+
+#: Columns that can be large. A list never reads them, and a page reads their beginning as text.
+HEAVY = ("payload", "payload_hash", "result", "progress", "checkpoint", "metadata")
+DOCUMENTS = ("payload", "result", "progress", "checkpoint", "metadata")
+#: Characters of such a column on a page, and of a traceback (its end, where the error is).
+SHOWN, TRACEBACK = 20_000, 16_000
+ATTEMPTS, CHILDREN, ENTRIES = 20, 50, 30
+#: Tasks looked through for children, from the start of the parent's run on.
+LOOKED_THROUGH = 20_000
+
+
+class Document(NamedTuple):
+    """A JSON column, ready to be shown."""
+
+    name: str
+    body: str
+    #: Characters in the column, and whether only the beginning is shown.
+    size: int
+    cut: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Scene:
+    """A task and what surrounds it."""
+
+    task: Task
+    #: The database's time, to which all others are compared.
+    now: datetime
+    #: Newest last; `more_attempts` older ones are left out.
+    attempts: Sequence[Attempt]
+    more_attempts: int
+    workers: Mapping[UUID, Worker]
+    entries: Sequence[LogEntry]
+    children: Sequence[tuple[UUID, str, str]]
+    parent: Task | None
+    paused_at: datetime | None
+    #: Whether a living worker takes tasks of this queue.
+    served: bool
+    documents: Sequence[Document]
+    #: Its backend is in TASKS of this project.
+    backend_known: bool
+
+
+def with_documents(queryset: TaskQuerySet) -> Any:
+    """The tasks with the beginning of each large column as text, and its length."""
+    texts = {name: Cast(name, TextField()) for name in DOCUMENTS}
+    beginnings = {f"{name}_text": Left(text, SHOWN) for name, text in texts.items()}
+    return queryset.defer(*HEAVY).annotate(
+        **beginnings, **{f"{name}_size": Length(text) for name, text in texts.items()}, now=Now()
+    )
+
+
+def read(alias: str, task: Any) -> Scene:
+    """Everything about `task`, a row of `with_documents()`."""
+    attempts = list(_attempts(alias, task.id))
+    waits = task.state == State.PENDING
+    return Scene(
+        task=task,
+        now=task.now,
+        attempts=attempts[:ATTEMPTS][::-1],
+        more_attempts=attempts[0].number_of_all - ATTEMPTS if len(attempts) > ATTEMPTS else 0,
+        workers=_workers(alias, task, attempts),
+        entries=_entries(task.id),
+        children=_children(alias, task),
+        parent=Task.objects.using(alias).filter(id=task.parent_id).only("id", "function", "state").first()
+        if task.parent_id
+        else None,
+        paused_at=_paused_at(alias, task) if waits else None,
+        served=_is_served(alias, task) if waits else True,
+        documents=[*_documents(task)],
+        backend_known=task.backend in getattr(settings, "TASKS", {}),
+    )
+
+
+def _documents(task: Any) -> Iterable[Document]:
+    for name in DOCUMENTS:
+        text, size = getattr(task, f"{name}_text"), getattr(task, f"{name}_size")
+        if text is not None:
+            body = pretty(text, SHOWN)
+            yield Document(name, body, size, cut=size > SHOWN or body.endswith("…"))
+
+
+def _attempts(alias: str, id_: UUID) -> Any:
+    total = Func(function="count", template="count(*) OVER ()", output_field=IntegerField())
+    return (
+        Attempt.objects.using(alias)
+        .filter(task_id=id_)
+        .defer("traceback", "message")
+        .annotate(
+            number_of_all=total,
+            told=Left("message", 2000),
+            trace=Right("traceback", TRACEBACK),
+            trace_size=Length("traceback"),
+        )
+        .order_by("-id")[: ATTEMPTS + 1]
+    )
+
+
+def _workers(alias: str, task: Task, attempts: Iterable[Attempt]) -> Mapping[UUID, Worker]:
+    ids = {attempt.worker_id for attempt in attempts} | ({task.worker_id} if task.worker_id else set())
+    return Worker.objects.using(alias).in_bulk(ids)
+
+
+def _entries(id_: UUID) -> Sequence[LogEntry]:
+    """What people did to it, newest last."""
+    content_type = ContentType.objects.get_for_model(Task)
+    entries = LogEntry.objects.filter(content_type=content_type, object_id=str(id_)).select_related("user")
+    return list(entries.order_by("-action_time")[:ENTRIES])[::-1]
+
+
+# No index holds `parent_id`. Children are enqueued while their parent runs, and ids are ordered in time, so those that
+# come after its start are looked through, and a fixed number of them. A filter around a limit is not for the ORM.
+_CHILDREN = """/* dhara:admin_children */
+SELECT id, function, state FROM (
+    SELECT id, function, state, parent_id FROM dhara_task WHERE id >= %(since)s ORDER BY id LIMIT %(through)s
+) AS later WHERE parent_id = %(id)s ORDER BY id LIMIT %(limit)s
+"""
+
+
+def _children(alias: str, task: Task) -> Sequence[tuple[UUID, str, str]]:
+    if task.started_at is None:
+        return []
+    since = _first_id_at(task.started_at - timedelta(minutes=1))
+    values: dict[str, Any] = {"since": since, "through": LOOKED_THROUGH, "id": task.id, "limit": CHILDREN + 1}
+    with connections[alias].cursor() as cursor:
+        cursor.execute(_CHILDREN, values)
+        return list(cursor.fetchall())
+
+
+def _first_id_at(when: datetime) -> UUID:
+    """The smallest UUIDv7 of a moment: its first 48 bits are milliseconds since 1970."""
+    return UUID(int=max(int(when.timestamp() * 1000), 0) << 80)
+
+
+def _paused_at(alias: str, task: Task) -> datetime | None:
+    paused = Queue.objects.using(alias).filter(backend=task.backend, name=task.queue, paused_at__isnull=False)
+    return paused.values_list("paused_at", flat=True).first()
+
+
+def _is_served(alias: str, task: Task) -> bool:
+    """Is there a worker that lives, takes new tasks, and works on this queue?"""
+    alive = Worker.objects.using(alias).filter(
+        backend=task.backend, stopped_at__isnull=True, draining_at__isnull=True, heartbeat_at__gt=_one_lease_ago()
+    )
+    for include, exclude in alive.values_list("queues", "exclude_queues")[:1000]:
+        if (not include or task.queue in include) and task.queue not in (exclude or ()):
+            return True
+    return False
+
+
+def _one_lease_ago() -> Any:
+    seconds = Func(F("lease_seconds"), function="make_interval", template="make_interval(secs => %(expressions)s)")
+    return Now() - seconds

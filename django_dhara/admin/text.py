@@ -1,0 +1,164 @@
+"""How values look: times, states, JSON, and names that somebody else chose."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Any
+
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+
+from django_dhara.states import State
+
+#: A sign beside the word: the colour is never the only thing that tells two states apart.
+SIGNS = {
+    State.PENDING: "○",
+    State.RUNNING: "▸",
+    State.COMPLETED: "✓",
+    State.DEAD: "✕",
+    State.CANCELED: "⊘",
+}
+
+#: What a reader cannot see, or what changes how the rest is read: control characters, line separators, characters
+#: without width, and those that turn the direction of writing around.
+_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+_UNSEEN_BUT_LINES = re.compile(_UNSEEN.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+
+
+def visible(text: object) -> str:
+    """`text` with everything unseen written out: a line feed becomes the two characters \\n."""
+    return _UNSEEN.sub(_spelled, str(text))
+
+
+def visible_lines(text: object) -> str:
+    """The same for text of several lines, such as a traceback; line feeds and tabs stay."""
+    return _UNSEEN_BUT_LINES.sub(_spelled, str(text))
+
+
+def _spelled(match: re.Match[str]) -> str:
+    return match.group().encode("unicode_escape").decode()
+
+
+def first_line(text: str, length: int = 200) -> str:
+    """The first line of `text`, cut to `length` characters."""
+    line = text.strip().split("\n", 1)[0]
+    return visible(line if len(line) <= length else line[:length] + "…")
+
+
+def span(seconds: float) -> str:
+    """A duration for people: "0.4 s", "40 s", "5 min", "3 h 20 min", "2 d 4 h"."""
+    if 0 < seconds < 1:
+        return _("%s s") % f"{max(seconds, 0.001):.3f}".rstrip("0")
+    whole = round(seconds)
+    if whole < _MINUTE:
+        return _("%s s") % whole
+    if whole < _HOUR:
+        return _("%s min") % (whole // _MINUTE)
+    if whole < _DAY:
+        return _two(_("%s h") % (whole // _HOUR), _("%s min"), whole % _HOUR // _MINUTE)
+    return _two(_("%s d") % (whole // _DAY), _("%s h"), whole % _DAY // _HOUR)
+
+
+def _two(large: str, unit: str, small: int) -> str:
+    return f"{large} {unit % small}" if small else large
+
+
+def relative(when: datetime, now: datetime) -> str:
+    """When, seen from `now`: "in 40 s", "now", "5 min ago"."""
+    seconds = (when - now).total_seconds()
+    if abs(seconds) < 1:
+        return _("now")
+    return (_("in %s") if seconds > 0 else _("%s ago")) % span(abs(seconds))
+
+
+def exact(when: datetime) -> str:
+    """The time in the reader's time zone, to the second."""
+    if timezone.is_aware(when):
+        when = timezone.localtime(when)
+    return f"{when:%Y-%m-%d %H:%M:%S %Z}".strip()
+
+
+def moment(when: datetime | None, now: datetime) -> SafeString | str:
+    """A time relative to `now`, with the exact one in its title."""
+    return _time(when, relative(when, now)) if when else "–"
+
+
+def age(when: datetime, now: datetime) -> SafeString:
+    """How long ago `when` was, without saying "ago"."""
+    return _time(when, span(max((now - when).total_seconds(), 0)))
+
+
+def _time(when: datetime, shown: str) -> SafeString:
+    return format_html(
+        '<time class="dhara-time" datetime="{}" title="{}">{}</time>', when.isoformat(), exact(when), shown
+    )
+
+
+def badge(state: str) -> SafeString:
+    """A state as a coloured word with its sign."""
+    known = state in State.values
+    return tag(state.lower() if known else "unknown", SIGNS[State(state)] if known else "?", _label(state))
+
+
+def _label(state: str) -> str:
+    return str(State(state).label) if state in State.values else visible(state)
+
+
+def tag(kind: str, sign: str, label: str) -> SafeString:
+    """A coloured word; `kind` names its colours in dhara/admin.css."""
+    return format_html(
+        '<span class="dhara-tag dhara-{}"><span class="dhara-sign" aria-hidden="true">{}</span>{}</span>',
+        kind,
+        sign,
+        label,
+    )
+
+
+def name(text: object) -> SafeString:
+    """A name that somebody else chose; `bdi` keeps a right-to-left one from turning its neighbours around."""
+    return format_html('<bdi class="dhara-name">{}</bdi>', visible(text))
+
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{},:]|[^\s"\[\]{},:]+')
+#: A list or an object with one plain thing in it needs no lines of its own.
+_SMALL = re.compile(r"([\[{])\n +([^\[\]{}\n]{1,80})\n *([\]}])")
+_DEEPEST = 20
+
+
+def pretty(json: str, limit: int) -> str:
+    """JSON text on several lines, at most about `limit` characters.
+
+    It is indented by its brackets and never parsed: a text that was cut, has a thousand levels or a number of a
+    million digits looks as good as any other.
+    """
+    parts: list[str] = []
+    depth = size = 0
+    opened = False
+    for match in _TOKEN.finditer(json):
+        token = match.group()
+        closes = token in ("]", "}")
+        depth -= closes
+        # A new line after an opening bracket and before a closing one; none between the two of an empty pair.
+        part = _line(depth) + token if (opened or closes) and opened != closes else token
+        opened = token in ("[", "{")
+        depth += opened
+        parts.append(part + (_line(depth) if token == "," else " " if token == ":" else ""))
+        size += len(parts[-1])
+        if size > limit:
+            parts.append("…")
+            break
+    return visible_lines(_SMALL.sub(r"\1\2\3", "".join(parts)))
+
+
+def _line(depth: int) -> str:
+    return "\n" + "  " * min(max(depth, 0), _DEEPEST)
+
+
+def counted(task: Any) -> int:
+    """Failed and lost runs, and the present or successful one: what `TaskResult.attempts` says."""
+    return int(task.failures + task.lost + (task.state in (State.RUNNING, State.COMPLETED)))
