@@ -1,8 +1,8 @@
-"""Between two runs on one thread, Django's connections are as between two requests: nothing of one run leaks into the next.
+"""Between two runs on one thread, Django's connections are as between two requests: nothing of one run leaks on.
 
-Django's own `close_old_connections()` leaves an open transaction, autocommit switched off, a `SET search_path` and a dead
-socket for the next run to find. Language, time zone and context variables need no care here: each run has a context of
-its own (see `executors.py`).
+Django's own `close_old_connections()` leaves an open transaction, autocommit switched off, a `SET search_path` and a
+dead socket for the next run to find. Language, time zone and context variables need no care here: each run has a
+context of its own (see `executors.py`).
 """
 
 from __future__ import annotations

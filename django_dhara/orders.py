@@ -58,5 +58,5 @@ def stacks() -> dict[str, str]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
         f"{names.get(ident, 'thread')} {ident}": "".join(traceback.format_stack(frame))[-10_000:]
-        for ident, frame in sys._current_frames().items()
+        for ident, frame in sys._current_frames().items()  # noqa: SLF001
     }

@@ -1,4 +1,4 @@
-"""Rows for tests, one line each: `a_task(State.RUNNING, lost=1)`. Times are the database's, moved by `ago` and `ahead`."""
+"""Rows for tests, one line each: `a_task(State.RUNNING, lost=1)`. Times are the database's own."""
 
 from datetime import timedelta
 from uuid import UUID, uuid4

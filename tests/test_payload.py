@@ -64,7 +64,7 @@ def nested(levels):
 def raised(exc, cause=None):
     try:
         raise exc from cause
-    except BaseException as caught:  # noqa: BLE001 - whatever the test wants raised
+    except BaseException as caught:  # whatever the test wants raised
         return caught
 
 
@@ -822,7 +822,7 @@ def place(exc):
 def caught_at_place(exc):
     try:
         place(exc)
-    except Exception as caught:  # noqa: BLE001 - whatever the test wants raised
+    except Exception as caught: - whatever the test wants raised
         return caught
 
 

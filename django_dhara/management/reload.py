@@ -36,13 +36,13 @@ class Reloader(autoreload.StatReloader):
                 self._stop()
                 return
 
-    def notify_file_changed(self, path: Path) -> None:
+    def notify_file_changed(self, path: str | os.PathLike[str]) -> None:
         """Called by Django's watcher; receivers such as the template loader may say that they have dealt with it."""
         if not any(answer for _, answer in autoreload.file_changed.send(sender=self, file_path=path)):
-            self.changed = path
+            self.changed = Path(path)
 
     def restart(self) -> None:
         """Become a new process with the same command line."""
         sys.stdout.write(f"{self.changed} changed, restarting.\n")
         sys.stdout.flush()
-        os.execv(sys.executable, autoreload.get_child_arguments())
+        os.execv(sys.executable, autoreload.get_child_arguments())  # noqa: S606
