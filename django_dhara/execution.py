@@ -17,13 +17,24 @@ from time import monotonic
 from typing import Any, Protocol
 from uuid import UUID
 
-from django_dhara import payload, registry, results, retry
+from django.db import transaction
+
+from django_dhara import lifecycle, payload, registry, results, retry, sql
 from django_dhara.compat import DjangoTask, TaskContext, TaskError, task_started
 from django_dhara.conf import Options
 from django_dhara.enqueue import current_task
-from django_dhara.errors import Discard, PayloadError, Retry, Snooze, TaskCanceled, TaskInterrupted, TaskTimeout
+from django_dhara.errors import (
+    DharaError,
+    Discard,
+    PayloadError,
+    Retry,
+    Snooze,
+    TaskCanceled,
+    TaskInterrupted,
+    TaskTimeout,
+)
 from django_dhara.errors import UnknownFunction
-from django_dhara.lifecycle import Claim
+from django_dhara.lifecycle import Claim, Ending
 from django_dhara.signals import announce, is_heard
 from django_dhara.states import (
     Completed,
@@ -80,6 +91,8 @@ class Run:
     kwargs: dict[str, Any] = field(default_factory=dict)
     outcome: Outcome | None = None
     exception: BaseException | None = None
+    #: The function's own transaction has settled the task (`atomic=True`).
+    settled: State | None = None
     #: Somebody asked the task to be canceled.
     canceled: bool = False
     #: The database is out of reach, so the lease may run out although this worker lives.
@@ -100,6 +113,10 @@ class Run:
     @property
     def is_async(self) -> bool:
         return self.task is not None and iscoroutinefunction(self.task.func)
+
+    @property
+    def is_atomic(self) -> bool:
+        return isinstance(self.task, Task) and self.task.atomic
 
     @property
     def seconds(self) -> float | None:
@@ -181,10 +198,25 @@ class Context(TaskContext):
 def execute(run: Run) -> Outcome:
     """Run a plain function to its end."""
     try:
-        value = begin(run)()
+        return _execute_atomic(run) if run.is_atomic else complete(run, begin(run)())
     except BaseException as error:
         return judge(run, error)
-    return complete(run, value)
+
+
+def _execute_atomic(run: Run) -> Outcome:
+    """Run the function and settle its task in one transaction: both commit, or neither does.
+
+    Only `on_commit` proves the commit: a block can end without an exception although nothing was committed.
+    """
+    alias = run.options.database
+    with transaction.atomic(using=alias):
+        outcome = complete(run, begin(run)())
+        ending = Ending(*run.key, outcome, run.seconds)
+        state = lifecycle.settle_in_transaction(sql.on(alias), run.worker, ending)
+        transaction.on_commit(lambda: setattr(run, "settled", state), using=alias)
+    if run.settled is None:
+        raise DharaError(f"the transaction of {run.claim.function} ended without a commit")
+    return outcome
 
 
 async def aexecute(run: Run) -> Outcome:

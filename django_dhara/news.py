@@ -23,7 +23,7 @@ def of_settled(run: Run, outcome: Outcome, state: State) -> list[Call]:
     """What to send for a run that ended in `state`; each call is for the herald."""
     calls: list[Call] = []
     match outcome:
-        case Failed() | TimedOut() | Discarded() if signals.attempt_failed.receivers:
+        case Failed() | TimedOut() | Discarded() if is_heard(signals.attempt_failed, logging.INFO):
             calls.append(lambda: _failed(run, outcome, state))
         case _:
             pass
@@ -31,7 +31,7 @@ def of_settled(run: Run, outcome: Outcome, state: State) -> list[Call]:
         calls.append(lambda: _finished(run, outcome, state))
     elif state is State.DEAD and is_heard(task_finished, logging.ERROR):
         calls.append(lambda: _finished(run, outcome, state))
-    elif state is State.CANCELED and signals.task_canceled.receivers:
+    elif state is State.CANCELED and is_heard(signals.task_canceled, logging.INFO):
         calls.append(lambda: announce(signals.task_canceled, run.backend, task_result=_result(run, outcome, state)))
     return calls
 
@@ -68,7 +68,7 @@ def _result(run: Run, outcome: Outcome, state: State) -> Any:
 
 def of_rescued(backend: type, rescued: list[Rescued]) -> list[Call]:
     """What to send for tasks that the reaper took back."""
-    if not signals.task_rescued.receivers:
+    if not is_heard(signals.task_rescued, logging.WARNING):
         return []
     return [
         lambda task=task: announce(  # type: ignore[misc]
@@ -85,7 +85,7 @@ def of_rescued(backend: type, rescued: list[Rescued]) -> list[Call]:
 
 def of_lost(run: Run) -> list[Call]:
     """What to send when the database refused a write of this run."""
-    if not signals.lease_lost.receivers:
+    if not is_heard(signals.lease_lost, logging.WARNING):
         return []
     named = {"task_id": str(run.claim.id), "function": run.claim.function, "lease": run.claim.lease}
     return [lambda: announce(signals.lease_lost, run.backend, **named)]

@@ -30,15 +30,19 @@ task_rescued = Signal()
 lease_lost = Signal()
 
 
-#: Modules whose receivers only write a log line, Django's own, and the loggers that they write to.
-_LOGGERS = {"django.tasks.signals": "django.tasks", "django_tasks.signals": "django_tasks"}
+#: Modules whose receivers only write a log line, and the loggers that they write to.
+_LOGGERS = {
+    "django.tasks.signals": "django.tasks",
+    "django_tasks.signals": "django_tasks",
+    "django_dhara.log": "django_dhara",
+}
 
 
 def is_heard(signal: Signal, level: int) -> bool:
     """Does anybody listen? Building a TaskResult for nobody would cost more than many a task.
 
     Args:
-        level: of the log line that Django's own receiver writes; it counts only where that level is logged.
+        level: of the line that a receiver which only logs writes; it counts only where that level is logged.
     """
     for _, receiver, *_ in signal.receivers:
         function = receiver() if isinstance(receiver, ReferenceType) else receiver

@@ -232,13 +232,15 @@ class Worker:
             return
         self._settle_at = now + BUSY_SECONDS
         batch = list(endings)[:FLUSH_RUNS]
-        for run, answer in zip(batch, self._write_endings([endings[run] for run in batch]), strict=True):
-            self._on_answer(run, answer)
+        unwritten = [run for run in batch if run.settled is None]
+        answers = dict(zip(unwritten, self._write_endings([endings[run] for run in unwritten]), strict=True))
+        for run in batch:
+            self._on_answer(run, answers.get(run) or Settled(run.settled))
         self._settle_at = 0.0 if not set(batch) & set(endings) else now + BUSY_SECONDS
 
     def _write_endings(self, endings: list[Ending]) -> list[Settled]:
         try:
-            return self._write(endings)
+            return self._write(endings) if endings else []
         except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError):
             # One of them cannot be stored, for all our care. Alone each, so that it harms only itself.
             return [self._write_alone(ending) for ending in endings]
@@ -295,12 +297,6 @@ class Worker:
             self.presence.register(self._session.execute)
 
     def _on_lost(self, run: Run) -> None:
-        logger.warning(
-            "Lease lost: task %s (%s), lease %d; another run may have it, and nothing of this one is written",
-            run.claim.id,
-            run.claim.function,
-            run.claim.lease,
-        )
         self._reports.refuse(run)
         self._hand.tell(news.of_lost(run))
 
@@ -368,7 +364,6 @@ class Worker:
     def rescued(self, rescued: list[Rescued]) -> None:
         """What the reaper of this process took back."""
         for task in rescued:
-            logger.warning("Rescued task %s (%s) of a lost worker: now %s", task.id, task.function, task.state)
             what = "dead" if task.state is State.DEAD else "lost"
             self._recorder.add(stats.Event(self.wanted.backend, task.queue, task.function, what))
         self._hand.tell(news.of_rescued(type(self.backend), rescued))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from django_dhara.errors import LeaseLost
 from django_dhara.sql import Execute
 from django_dhara.states import Completed, Discarded, Error, Failed, HandedBack, Interrupted, Outcome, State, TimedOut
 
@@ -116,13 +117,10 @@ def settle(execute: Execute, worker: UUID, endings: Sequence[Ending], *, max_int
     parameters = dict(zip(_COLUMNS, map(list, columns), strict=True))
     rows = execute(_SETTLE, {**parameters, "worker": worker, "max_interrupted": max_interrupted})
     # By id and lease: an old run of a task and its new one may stand in the same batch.
-    states = {(id_, lease): State(state) for id_, lease, state in rows}
-    missing = [ending for ending in endings if (ending.id, ending.lease) not in states]
-    owned = _still_owned(execute, missing) if missing else set()
-    return [
-        Settled(states[run]) if run in states else Settled(None, refused=run not in owned)
-        for run in [(ending.id, ending.lease) for ending in endings]
-    ]
+    answers = {(id_, lease): Settled(State(state)) for id_, lease, state in rows}
+    if missing := [ending for ending in endings if (ending.id, ending.lease) not in answers]:
+        answers |= _read_back(execute, missing)
+    return [answers.get((ending.id, ending.lease), Settled(None, refused=True)) for ending in endings]
 
 
 _COLUMNS = ("id", "lease", "verb", "seconds", "delay", "result", "class", "message", "traceback", "fingerprint")
@@ -148,18 +146,38 @@ def _columns(ending: Ending) -> tuple[Any, ...]:
     return ending.id, ending.lease, outcome.verb, ending.seconds, delay, result, *told
 
 
-_STILL_OWNED = """/* dhara:owned */
-SELECT task.id, task.lease
+def settle_in_transaction(execute: Execute, worker: UUID, ending: Ending) -> State:
+    """running -> completed, in the transaction that is open on `execute`'s connection; it commits with that, or not.
+
+    Raises:
+        LeaseLost: the task is no longer this run's.
+    """
+    # The batch would skip a row that somebody holds for a moment; here the row is waited for.
+    execute("SELECT 1 FROM dhara_task WHERE id = %(id)s FOR NO KEY UPDATE", {"id": ending.id})
+    [answer] = settle(execute, worker, [ending], max_interrupted=1)
+    if answer.state is not State.COMPLETED:
+        raise LeaseLost(f"task {ending.id} is no longer this run's (lease {ending.lease}); all of it is rolled back")
+    return answer.state
+
+
+#: A rescue leaves a LOST attempt with the number of the lease. So a task with our lease that does not run any more, and
+#: has no such row, was settled by us: by a statement whose answer never came.
+_READ_BACK = """/* dhara:read_back */
+SELECT task.id, task.lease, task.state
 FROM dhara_task AS task JOIN unnest(%(id)s::uuid[], %(lease)s::bigint[]) AS mine(id, lease)
   ON task.id = mine.id AND task.lease = mine.lease
-WHERE task.state = 'RUNNING'
+WHERE NOT EXISTS (SELECT FROM dhara_attempt AS attempt
+                  WHERE attempt.task_id = task.id AND attempt.lease = task.lease AND attempt.ended = 'LOST')
 """
 
 
-def _still_owned(execute: Execute, endings: Sequence[Ending]) -> set[tuple[UUID, int]]:
-    """Which of the runs that were not settled still own their task: those were locked, the others are refused."""
+def _read_back(execute: Execute, endings: Sequence[Ending]) -> dict[tuple[UUID, int], Settled]:
+    """Of endings that changed nothing: those whose row is locked by somebody, and those that were written before."""
     parameters = {"id": [e.id for e in endings], "lease": [e.lease for e in endings]}
-    return {(id_, lease) for id_, lease in execute(_STILL_OWNED, parameters)}
+    return {
+        (id_, lease): Settled(None if state == State.RUNNING else State(state))
+        for id_, lease, state in execute(_READ_BACK, parameters)
+    }
 
 
 class Renewal(NamedTuple):
