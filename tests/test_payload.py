@@ -822,7 +822,7 @@ def place(exc):
 def caught_at_place(exc):
     try:
         place(exc)
-    except Exception as caught: - whatever the test wants raised
+    except Exception as caught:  # whatever the test wants raised
         return caught
 
 
