@@ -119,8 +119,7 @@ def read_results(rows: TaskQuerySet) -> Iterator[tuple[Row, TaskResult]]:
     attempts = Attempt.objects.filter(task_id=OuterRef("id")).order_by("id")
     history = attempts.values(json=JSONObject(error_class="error_class", traceback="traceback", worker_id="worker_id"))
     # The payload is decoded by our own hands: a row written by anybody may hold what Python's json cannot read.
-    told = rows.annotate(text=Cast("payload", TextField()), history=ArraySubquery(history)).defer("payload")
+    told: Any = rows.annotate(text=Cast("payload", TextField()), history=ArraySubquery(history)).defer("payload")
     for row in told:
-        row: Any
         runs = [Attempt(**run) for run in row.history]
         yield row, results.from_row(row, runs, *payload.decode(row.text))

@@ -4,7 +4,7 @@ import pytest
 from django.db import connections
 
 from django_dhara import sql
-from tests.sessions import Session
+from tests.sessions import Caller, Session
 
 
 @pytest.fixture
@@ -35,3 +35,35 @@ def sessions(transactional_db):
         session.cancel()
     for session in made:
         session.close()
+
+
+@pytest.fixture
+def callers(transactional_db):
+    """Makes threads with Django connections of their own (see sessions.py)."""
+    made = []
+
+    def make(count, alias="default"):
+        made.extend(Caller(alias) for _ in range(count))
+        return made[-count:]
+
+    yield make
+    for caller in made:
+        caller.close()
+
+
+@pytest.fixture
+def database(transactional_db):
+    """Makes further aliases of the test database, with OPTIONS of their own."""
+    made = []
+
+    def make(alias, **options):
+        default = connections.databases["default"]
+        connections.databases[alias] = {**default, "OPTIONS": {**default["OPTIONS"], **options}}
+        made.append(alias)
+        connections[alias].connect()  # once it is open, Django's tests let it pass
+        return connections[alias]
+
+    yield make
+    for alias in made:
+        connections[alias].close()
+        del connections[alias], connections.databases[alias]

@@ -58,10 +58,6 @@ class Session:
         """Call `function(execute, *arguments)` in this session's thread."""
         return self._thread.submit(function, self.execute, *arguments)
 
-    def is_blocked(self, by):
-        [[blocked]] = by.connection.execute("SELECT cardinality(pg_blocking_pids(%s)) > 0", [self.pid]).fetchall()
-        return blocked
-
     def cancel(self):
         """End whatever it waits for."""
         self.connection.cancel_safe()
@@ -71,13 +67,38 @@ class Session:
         self.connection.close()
 
 
+class Caller:
+    """A thread with Django connections of its own, as a web process has them."""
+
+    def __init__(self, alias="default"):
+        self._thread = ThreadPoolExecutor(1)
+        self._alias = alias
+        self.pid = self.start(self._connect).result()
+
+    def _connect(self):
+        connections[self._alias].ensure_connection()
+        return connections[self._alias].connection.info.backend_pid
+
+    def start(self, function, *arguments, **named):
+        """Call `function` in this thread."""
+        return self._thread.submit(function, *arguments, **named)
+
+    def close(self):
+        """Close its connections, after whatever it does."""
+        self.start(connections.close_all)
+        self._thread.shutdown()
+
+
 def wait(future, session, watcher, seconds=20):
     """Wait until the call has ended (True) or stands before somebody's lock (False), whichever comes first."""
     deadline = monotonic() + seconds
     while monotonic() < deadline:
         if future.done():
             return True
-        if session.is_blocked(watcher):
+        [[blocked]] = watcher.connection.execute(
+            "SELECT cardinality(pg_blocking_pids(%s)) > 0", [session.pid]
+        ).fetchall()
+        if blocked:
             return False
         sleep(0.001)
     raise AssertionError(f"neither done nor blocked after {seconds} s")
