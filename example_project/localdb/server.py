@@ -126,7 +126,8 @@ def _plain_words(place: Place):
         yield
     except OSError as error:
         full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-        reason = "the disk is full: no space left" if full else f"{error.strerror}: {error.filename}"
+        said = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+        reason = "the disk is full: no space left" if full else said
         raise LocalDatabaseError(f"{reason} ({place.base}; LOCALDB_HOME chooses another folder)") from error
 
 
