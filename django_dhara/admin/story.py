@@ -13,7 +13,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from django_dhara.admin.scene import Scene
-from django_dhara.admin.text import first_line, moment, name, span, visible
+from django_dhara.admin.text import age, first_line, moment, name, span, visible
 from django_dhara.models import Attempt
 from django_dhara.states import State
 
@@ -72,8 +72,8 @@ def _obstacles(scene: Scene) -> Iterator[SafeString | str]:
 
 def _running(scene: Scene) -> Iterator[SafeString]:
     task = scene.task
-    text = _("Running on {} since {}, attempt {} of {}.")
-    since = moment(task.attempted_at, scene.now)
+    text = _("Running on {} for {}, attempt {} of {}.")
+    since = age(task.attempted_at or scene.now, scene.now)
     yield format_html(text, worker(scene, task.worker_id), since, task.failures + task.lost + 1, task.max_attempts)
     if task.lease_until and task.lease_until <= scene.now:
         text = _("Its lease ran out {}: its worker died or is out of reach, and the task will be taken back.")
@@ -86,8 +86,8 @@ def _running(scene: Scene) -> Iterator[SafeString]:
 
 def _dead(scene: Scene) -> Iterator[SafeString]:
     task, used = scene.task, scene.task.failures + scene.task.lost
-    when = moment(task.finished_at, scene.now)
-    yield format_html(_("Dead since {}: {} of {} attempts were used."), when, used, task.max_attempts)
+    when = age(task.finished_at, scene.now)
+    yield format_html(_("Dead for {}: {} of {} attempts were used."), when, used, task.max_attempts)
     if task.error_class:
         yield format_html(_("Its last error was {}."), name(task.error_class))
 

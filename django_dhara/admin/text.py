@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from django.utils import timezone
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
@@ -85,18 +85,17 @@ def exact(when: datetime) -> str:
 
 def moment(when: datetime | None, now: datetime) -> SafeString | str:
     """A time relative to `now`, with the exact one in its title."""
-    return _time(when, relative(when, now)) if when else "–"
+    return _time(when, relative(when, now), "future" if when > now else "past") if when else "–"
 
 
 def age(when: datetime, now: datetime) -> SafeString:
     """How long ago `when` was, without saying "ago"."""
-    return _time(when, span(max((now - when).total_seconds(), 0)))
+    return _time(when, span(max(round((now - when).total_seconds()), 0)), "past")
 
 
-def _time(when: datetime, shown: str) -> SafeString:
-    return format_html(
-        '<time class="dhara-time" datetime="{}" title="{}">{}</time>', when.isoformat(), exact(when), shown
-    )
+def _time(when: datetime, shown: str, tense: str) -> SafeString:
+    markup = '<time class="dhara-time dhara-{}" datetime="{}" title="{}">{}</time>'
+    return format_html(markup, tense, when.isoformat(), exact(when), shown)
 
 
 def badge(state: str) -> SafeString:
@@ -121,7 +120,12 @@ def tag(kind: str, sign: str, label: str) -> SafeString:
 
 def name(text: object) -> SafeString:
     """A name that somebody else chose; `bdi` keeps a right-to-left one from turning its neighbours around."""
-    return format_html('<bdi class="dhara-name">{}</bdi>', visible(text))
+    # A long path may be broken after its dots and underscores.
+    parts = format_html_join("", "{}<wbr>", ((part,) for part in _PART.findall(visible(text))))
+    return format_html('<bdi class="dhara-name">{}</bdi>', parts)
+
+
+_PART = re.compile(r"[^._]*[._]|[^._]+")
 
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{},:]|[^\s"\[\]{},:]+')

@@ -1,0 +1,65 @@
+"""A headless Chromium on a live server. Playwright's own loop runs in this thread, hence DJANGO_ALLOW_ASYNC_UNSAFE."""
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from django.contrib.auth.models import User
+
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+#: Nothing but our own files: no inline script or style, no other host.
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; form-action 'self'"
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs `pip install playwright`")
+    before = os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE")
+    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+    if before is None:
+        del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
+
+
+@pytest.fixture
+def operator(transactional_db):
+    return User.objects.create_superuser("operator", password="let me in")
+
+
+@pytest.fixture
+def browse(chromium, live_server, operator, settings):
+    """Opens a page that is logged in; afterwards no page may have had an error or met the content policy."""
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.browser.policy.StrictPolicy"]
+    problems = []
+
+    @contextmanager
+    def open_page(size=WIDE, scheme="light"):
+        context = chromium.new_context(base_url=live_server.url, viewport=size, color_scheme=scheme)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.route("**/favicon.ico", lambda route: route.fulfill(status=204))
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto("/admin/login/?next=/admin/")
+        page.fill("#id_username", "operator")
+        page.fill("#id_password", "let me in")
+        page.click("input[type=submit]")
+        yield page
+        context.close()
+
+    yield open_page
+    assert problems == []
+
+
+@pytest.fixture
+def picture(tmp_path):
+    """Writes a screenshot into the folder SCREENSHOTS, or into the test's own."""
+    folder = Path(os.environ.get("SCREENSHOTS", tmp_path))
+    folder.mkdir(parents=True, exist_ok=True)
+    return lambda page, name: page.screenshot(path=folder / f"{name}.png", full_page=True)
