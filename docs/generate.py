@@ -7,16 +7,27 @@ A part stands between `<!-- begin NAME -->` and `<!-- end NAME -->`.
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import os
 import re
 import sys
 from pathlib import Path
+from unittest import mock
 
 DOCS = Path(__file__).resolve().parent
 if __name__ == "__main__":
     sys.path.insert(0, str(DOCS.parent))
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 
-from django_dhara import conf
+    import django
+
+    django.setup()
+
+from django.core.management.base import CommandParser
+
+import django_dhara
+from django_dhara import conf, errors, signals, states
 
 
 def options_table() -> str:
@@ -50,8 +61,64 @@ def reasons(cls: type) -> dict[str, str]:
     return found
 
 
+def arrows_table() -> str:
+    """Every allowed change of state."""
+    rows = ["| from | verb | to |", "|---|---|---|"]
+    return "\n".join(rows + [f"| {arrow.source} | {arrow.verb} | {arrow.target} |" for arrow in states.ARROWS])
+
+
+def commands_help() -> str:
+    """What `--help` prints, for each of our commands, without Django's own options."""
+    return "\n\n".join(f"## {name}\n\n```text\n{_help(name)}\n```" for name in COMMANDS)
+
+
+COMMANDS = ("dhara_worker", "dhara_reaper", "dhara_prune")
+
+
+def _help(name: str) -> str:
+    """The same at any width of the terminal, and on any Python: 3.13 writes short flags otherwise than 3.11."""
+    command = importlib.import_module(f"django_dhara.management.commands.{name}").Command()
+    parser = CommandParser(prog=f"manage.py {name}", add_help=False, description=command.help)
+    with mock.patch.dict(os.environ, {"COLUMNS": "120"}):
+        for variable in [key for key in os.environ if key.startswith("DHARA_")]:
+            del os.environ[variable]
+        command.add_arguments(parser)
+        return parser.format_help().strip()
+
+
+def names_list() -> str:
+    """The public names, with the first sentence of what each says of itself."""
+    return "\n".join(f"- `{name}`: {_first_sentence(getattr(django_dhara, name))}" for name in django_dhara.__all__)
+
+
+def errors_tree() -> str:
+    """The tree of exceptions, from the docstring of errors.py."""
+    return f"```text\n{inspect.cleandoc(errors.__doc__ or '').partition('DharaError')[1]}" + (
+        f"{inspect.cleandoc(errors.__doc__ or '').partition('DharaError')[2]}\n```"
+    )
+
+
+def signals_list() -> str:
+    """Each signal of ours, from its comment."""
+    source = inspect.getsource(signals)
+    found = re.findall(r"((?:^#: .*\n)+)^(\w+) = Signal\(\)", source, flags=re.MULTILINE)
+    return "\n".join(f"- `{name}`: {' '.join(re.findall(r'#: (.*)', comment))}" for comment, name in found)
+
+
+def _first_sentence(thing: object) -> str:
+    text = " ".join((inspect.getdoc(thing) or "").split())
+    return re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
+
+
 #: The generated parts: page, name, function.
-PARTS = (("reference/settings.md", "options", options_table),)
+PARTS = (
+    ("reference/settings.md", "options", options_table),
+    ("reference/commands.md", "commands", commands_help),
+    ("reference/python.md", "names", names_list),
+    ("reference/python.md", "errors", errors_tree),
+    ("reference/python.md", "signals", signals_list),
+    ("explanation/states.md", "arrows", arrows_table),
+)
 
 
 def with_part(text: str, name: str, part: str) -> str:
