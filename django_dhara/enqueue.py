@@ -7,6 +7,7 @@ there.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,7 @@ from django.db.models import Q
 from django_dhara import payload, results, wakeup
 from django_dhara.compat import DjangoTask, task_enqueued
 from django_dhara.errors import IdempotencyConflict, IsolationError, PayloadError
-from django_dhara.signals import announce, task_committed
+from django_dhara.signals import announce, is_heard, task_committed
 from django_dhara.states import State
 from django_dhara.tasks import Call, Task, bind_arguments
 
@@ -270,9 +271,10 @@ def _result(backend: DharaBackend, row: _Row, enqueued_at: datetime, run_at: dat
 
 
 def _announce(connection: BaseDatabaseWrapper, backend: DharaBackend, made: list[TaskResult]) -> None:
-    for result in made:
-        if not result.duplicate:
-            announce(task_enqueued, type(backend), task_result=result)
+    if is_heard(task_enqueued, logging.DEBUG):
+        for result in made:
+            if not result.duplicate:
+                announce(task_enqueued, type(backend), task_result=result)
     if not connection.in_atomic_block and not connection.get_autocommit():
         return  # who commits by hand is not told about; `committed` stays False, and polling finds the task
     transaction.on_commit(lambda: _committed(backend, made), using=connection.alias, robust=True)

@@ -132,6 +132,7 @@ class Context(TaskContext):
     """What a function with `takes_context=True` receives first."""
 
     __slots__ = ("_run",)
+    _run: Run
 
     def __init__(self, run: Run) -> None:
         super().__init__(task_result=result(run, State.RUNNING))

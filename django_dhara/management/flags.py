@@ -15,20 +15,34 @@ from django_dhara.backend import DharaBackend
 from django_dhara.compat import task_backends
 
 
-def add(parser: CommandParser, flag: str, variable: str, help: str, **options: Any) -> None:
-    """A flag whose default is the environment variable `variable`."""
-    kind: Callable[[str], Any] = options.get("type", str)
+def one_line_errors(parser: CommandParser) -> None:
+    """Say what is wrong without the usage of all flags in front; `--help` has them."""
+    parser.print_usage = lambda file=None: None  # type: ignore[method-assign]
+
+
+def add(
+    parser: CommandParser,
+    flag: str,
+    variable: str,
+    help: str,
+    *,
+    read: Callable[[str], Any] = str,
+    **options: Any,
+) -> None:
+    """A flag whose default is the environment variable `variable`; `read` makes the value of either."""
     if variable in os.environ:
         try:
-            options["default"] = kind(os.environ[variable])
+            options["default"] = read(os.environ[variable])
         except argparse.ArgumentTypeError as error:
             parser.error(f"environment variable {variable}: {error}")
+    if "action" not in options:
+        options["type"] = read
     parser.add_argument(flag, help=f"{help} Environment: {variable}.", **options)
 
 
 def add_switch(parser: CommandParser, flag: str, variable: str, help: str, default: bool | None = False) -> None:
     """`--flag` and `--no-flag`."""
-    add(parser, flag, variable, help, action=argparse.BooleanOptionalAction, type=boolean, default=default)
+    add(parser, flag, variable, help, read=boolean, action=argparse.BooleanOptionalAction, default=default)
 
 
 def add_option(parser: CommandParser, flag: str, option: str, help: str) -> None:
@@ -39,7 +53,7 @@ def add_option(parser: CommandParser, flag: str, option: str, help: str) -> None
         flag,
         f"DHARA_{option.upper()}",
         f"{help} Default: {option.upper()} of the backend's OPTIONS, or {default:g}.",
-        type=number(option),
+        read=number(option),
         dest=option,
         metavar="SECONDS" if option.endswith("seconds") else "N",
     )

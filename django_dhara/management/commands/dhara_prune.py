@@ -19,13 +19,14 @@ class Command(BaseCommand):
     help = "Delete finished tasks after their retention, in small batches, as workers do by default."
 
     def add_arguments(self, parser: CommandParser) -> None:
+        flags.one_line_errors(parser)
         flags.add_backend(parser)
         for what in _RETENTION:
             whose = "tasks with an idempotency key, at least" if what == "keyed" else f"{what.upper()} tasks"
             flags.add(
                 parser, f"--{what}-days", f"DHARA_{what.upper()}_DAYS",
                 f"Keep {whose} for so many days. Default: RETAIN_{what.upper()}_SECONDS.",
-                type=_days, metavar="DAYS",
+                read=_days, metavar="DAYS",
             )  # fmt: skip
         flags.add_switch(parser, "--dry-run", "DHARA_DRY_RUN", "Only count.")
 

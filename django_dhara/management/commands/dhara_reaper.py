@@ -15,6 +15,7 @@ class Command(BaseCommand):
     help = "Rescue tasks of lost workers, as every worker does by default. For setups that want it apart, or from cron."
 
     def add_arguments(self, parser: CommandParser) -> None:
+        flags.one_line_errors(parser)
         flags.add_backend(parser)
         flags.add_switch(parser, "--once", "DHARA_ONCE", "Look once and exit.")
 

@@ -23,13 +23,14 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
+        flags.one_line_errors(parser)
         flags.add(
             parser, "--queues", "DHARA_QUEUES", "Serve these queues, comma-separated; all without it.",
-            type=flags.names, default=(), metavar="NAMES",
+            read=flags.names, default=(), metavar="NAMES",
         )  # fmt: skip
         flags.add(
             parser, "--exclude-queues", "DHARA_EXCLUDE_QUEUES", "Serve all queues but these.",
-            type=flags.names, default=(), metavar="NAMES",
+            read=flags.names, default=(), metavar="NAMES",
         )  # fmt: skip
         flags.add_backend(parser)
         flags.add_option(parser, "--concurrency", "concurrency", "Threads for plain functions.")
@@ -38,7 +39,7 @@ class Command(BaseCommand):
         flags.add_option(parser, "--drain-timeout", "drain_seconds", "For running functions after the first signal.")
         flags.add_switch(parser, "--burst", "DHARA_BURST", "Stop when nothing is ready.")
         flags.add(
-            parser, "--max-tasks", "DHARA_MAX_TASKS", "Stop after so many tasks.", type=flags.count, metavar="N"
+            parser, "--max-tasks", "DHARA_MAX_TASKS", "Stop after so many tasks.", read=flags.count, metavar="N"
         )  # fmt: skip
         flags.add(parser, "--name", "DHARA_NAME", "A name for people; default: host and pid.", default="")
         flags.add_switch(parser, "--reap", "DHARA_REAP", "Rescue tasks of lost workers, too.", default=True)
