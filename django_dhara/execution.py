@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any, Protocol
 from uuid import UUID
 
+from asgiref.sync import sync_to_async
 from django.db import transaction
 
 from django_dhara import lifecycle, payload, registry, results, retry, sql
@@ -176,7 +177,7 @@ class Context(TaskContext):
     def save_checkpoint(self, value: Any) -> None:
         """Store how far the work has come, for the next attempt; returns once it is stored.
 
-        In an `async def` function call it as `await sync_to_async(context.save_checkpoint)(value)`.
+        In an `async def` function use `await context.asave_checkpoint(value)`.
 
         Raises:
             PayloadError: it is not JSON, or larger than MAX_RESULT_BYTES.
@@ -185,6 +186,10 @@ class Context(TaskContext):
         text = payload.encode_value(value, "checkpoint", max_bytes=self._run.options.max_result_bytes)
         self._run.reporter.checkpoint(self._run, text)
         self._run.claim.checkpoint = text
+
+    async def asave_checkpoint(self, value: Any) -> None:
+        """See `save_checkpoint()`."""
+        await sync_to_async(self.save_checkpoint, thread_sensitive=False)(value)
 
     def progress(self, value: Any) -> None:
         """Show how far the function is, such as 0.4 or {"done": 4, "of": 10}; stored within a second, the newest wins.

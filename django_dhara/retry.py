@@ -167,8 +167,8 @@ def delay_from(
     """Ask a policy for the delay before the next attempt, and never fail or spin because of it.
 
     A policy that raises (anything, KeyboardInterrupt and SystemExit too: the failed run must still be settled) or
-    answers with something that is no delay (NaN, an infinity, a negative number, a bool, another type) is replaced by
-    `default` for this once, and that by `LAST_RESORT`. More than `MAX_DELAY` is cut to `MAX_DELAY`.
+    answers with something that is no delay (NaN, an infinity, a negative number, a bool, another type, more than
+    `MAX_DELAY`) is replaced by `default` for this once, and that by `LAST_RESORT`.
 
     Args:
         backoff: the policy of the task.
@@ -180,12 +180,10 @@ def delay_from(
         The seconds to wait, or None: do not retry. And the problem with `backoff`, to be logged, if there was one.
     """
     delay, problem = _ask(backoff, exception, task_result)
-    if problem is None or delay is not None:
-        return delay, problem
+    if problem is None:
+        return delay, None
     delay, also = _ask(default, exception, task_result)
-    if also is not None and delay is None:
-        delay = LAST_RESORT
-    return delay, problem
+    return delay if also is None else LAST_RESORT, problem
 
 
 def _ask(
@@ -193,19 +191,19 @@ def _ask(
 ) -> tuple[float | None, BaseException | None]:
     try:
         answer: object = policy(exception, task_result)
-        return (None, None) if answer is None else _checked(answer)
+        return (None if answer is None else _checked(answer)), None
     except BaseException as problem:  # noqa: BLE001 - user code, and the failed run must be settled whatever it does
         return None, problem
 
 
-def _checked(answer: object) -> tuple[float, BaseException | None]:
+def _checked(answer: object) -> float:
     if isinstance(answer, bool) or not isinstance(answer, int | float):
         raise TypeError(f"a backoff policy answers with seconds or None, not with a {type(answer).__qualname__}")
     if not 0 <= answer < math.inf:
         raise ValueError(f"a backoff policy answers with seconds from 0 up, not with {float(answer)}")
     if answer > MAX_DELAY:
-        return MAX_DELAY, ValueError(f"a backoff policy asked for more than {MAX_DELAY:.0f} s; cut to that")
-    return float(answer), None
+        raise ValueError(f"a backoff policy answers with at most {MAX_DELAY:.0f} s")
+    return float(answer)
 
 
 def _is_delay(value: object) -> bool:

@@ -156,14 +156,17 @@ class Worker:
                 self._hungry = False
 
     def _next_due(self) -> float:
+        if self._session.is_open and self._may_claim_more():
+            return 0.0
+        due = [self._check_at] if self._hand.is_busy else []
         if not self._session.is_open:
-            return min(self._connect_at, self._check_at)
-        due = [self._claim_at, self._renew_at, self._stats_at, self._check_at, *(s.due_at for s in self.services)]
+            return min([self._connect_at, *due])
+        due += [self._claim_at, self._renew_at, self._stats_at, *(service.due_at for service in self.services)]
         if self._hand.endings:
-            due.append(self._settle_at)
+            due.append(max(self._settle_at, self._flush_at))
         if self._reports:
             due.append(self._report_at)
-        return 0.0 if self._may_claim_more() else min(due)
+        return min(due)
 
     # ------------------------------------------------------------------------------------------- claiming and settling
 
@@ -225,10 +228,7 @@ class Worker:
         """Write how runs ended, many by one statement, but never late when nothing else is going on."""
         endings = self._hand.endings
         now = monotonic()
-        if not endings or now < self._settle_at:
-            return
-        waits = self._hand.is_busy and len(endings) < FLUSH_RUNS and now < self._hand.oldest_ending + FLUSH_SECONDS
-        if waits and self._stops == 0:
+        if not endings or now < max(self._settle_at, self._flush_at):
             return
         self._settle_at = now + BUSY_SECONDS
         batch = list(endings)[:FLUSH_RUNS]
@@ -237,6 +237,12 @@ class Worker:
         for run in batch:
             self._on_answer(run, answers.get(run) or Settled(run.settled))
         self._settle_at = 0.0 if not set(batch) & set(endings) else now + BUSY_SECONDS
+
+    @property
+    def _flush_at(self) -> float:
+        """Until when an ended run waits for others to end, to be settled with them."""
+        waits = self._hand.is_busy and len(self._hand.endings) < FLUSH_RUNS and self._stops == 0
+        return self._hand.oldest_ending + FLUSH_SECONDS if waits else 0.0
 
     def _write_endings(self, endings: list[Ending]) -> list[Settled]:
         try:
