@@ -219,7 +219,7 @@ def test_no_page_beyond_the_bound_is_offered_and_the_window_is_told(client, monk
     for _ in range(7):
         a_task()
     assert client.get(LIST).context["cl"].paginator.count == 5
-    assert "Only the newest 100,000 tasks were looked through" in shown(client.get(LIST, {"queue": "default"}))
+    assert "Only the newest 100,000 tasks are looked through" in shown(client.get(LIST, {"queue": "default"}))
 
 
 def test_a_filter_without_an_index_looks_through_the_newest_tasks_only(client, monkeypatch):

@@ -16,9 +16,10 @@ from uuid import UUID
 from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
+from django.contrib.postgres.expressions import ArraySubquery
 from django.core.paginator import Paginator
 from django.db import connections
-from django.db.models import Q, QuerySet, UUIDField
+from django.db.models import BooleanField, F, Func, Q, QuerySet, UUIDField
 from django.db.models.expressions import RawSQL
 from django.http import HttpRequest
 from django.utils.text import capfirst
@@ -32,8 +33,8 @@ from django_dhara.states import FINAL, State
 
 #: Rows of a list that can be reached by paging, selected at once, or counted exactly.
 MOST = 10_000
-#: Newest rows that a filter without an index looks through, and rows of one state that are sorted.
-NEWEST, LAST = 100_000, 20_000
+#: Newest rows that a filter without an index looks through, and rows of one state that are looked through and sorted.
+NEWEST, LAST = 100_000, 10_000
 #: Choices that a filter offers.
 CHOICES = 50
 
@@ -59,8 +60,6 @@ class Known:
     functions: list[str] = field(default_factory=list)
     #: By the planner's statistics; -1: it has none yet.
     rows: int = -1
-    #: Pending tasks, counted up to `LAST` + 1.
-    pending: int = 0
 
 
 # A skip scan: one probe of the index for each queue that has pending tasks. Other names come from the newest tasks and
@@ -87,10 +86,6 @@ SELECT 'function', function, NULL FROM (
     SELECT DISTINCT function FROM recent ORDER BY 1 LIMIT %(choices)s) AS functions
 UNION ALL
 SELECT 'rows', NULL, reltuples::bigint FROM pg_class WHERE oid = to_regclass('dhara_task')
-UNION ALL
-SELECT 'pending', NULL, (SELECT count(*) FROM (
-    SELECT 1 FROM dhara_task WHERE state = 'PENDING' AND lost = 0
-    ORDER BY backend, queue, priority, run_at, id LIMIT %(last)s) AS first)
 """
 
 
@@ -104,7 +99,7 @@ def known(request: HttpRequest) -> Known:
 def _read(alias: str) -> Known:
     found = Known()
     with connections[alias].cursor() as cursor:
-        cursor.execute(_KNOWN, {"choices": CHOICES, "last": LAST + 1})
+        cursor.execute(_KNOWN, {"choices": CHOICES})
         for kind, text, number in cursor.fetchall():
             match kind:
                 case "queue":
@@ -113,8 +108,6 @@ def _read(alias: str) -> Known:
                     found.functions.append(text)
                 case "rows":
                     found.rows = number
-                case "pending":
-                    found.pending = number
     return found
 
 
@@ -253,11 +246,11 @@ class TaskChangeList(BoundedChangeList):
         queryset = super().get_queryset(request, exclude_parameters)
         alias, state = databases.chosen(request), request.GET.get("state")
         if state in FINAL:
-            return queryset.filter(id__in=_last(alias, State(state)))
+            return queryset.filter(_among(_last(alias, State(state))))
         if state == State.RUNNING:
-            return queryset.filter(id__in=_running(alias))
+            return queryset.filter(_among(_running(alias)))
         if state == State.PENDING:
-            return queryset.filter(id__in=_pending(alias)) if known(request).pending <= LAST else queryset
+            return queryset.filter(_among(_pending(alias, request.GET.get("queue"))))
         return queryset.filter(id__gte=_newest()) if self._is_narrowed else queryset
 
     @property
@@ -282,28 +275,42 @@ class TaskChangeList(BoundedChangeList):
         """What part of the table was looked through, if not all of it."""
         state, rows = self.request.GET.get("state"), known(self.request).rows
         if state in FINAL and rows > LAST:
-            return _("Of this state, the %s tasks that ended last were looked through.") % f"{LAST:,}"
+            return _("At most the %s tasks of this state that ended last are looked through.") % f"{LAST:,}"
+        if state == State.PENDING and rows > LAST:
+            return _("Of a backlog of more than %s tasks only a part is looked through.") % f"{LAST:,}"
         if state not in State.values and self._is_narrowed and rows > NEWEST:
-            return _("Only the newest %s tasks were looked through. Choose a state to see older ones.") % f"{NEWEST:,}"
+            return _("Only the newest %s tasks are looked through. Choose a state to see older ones.") % f"{NEWEST:,}"
         return ""
+
+
+def _among(ids: QuerySet[Any]) -> Func:
+    """`id = ANY (ARRAY (ids))`. The array is made first, and its ids are looked up one by one.
+
+    `id IN (ids)` would be a join, for which the planner likes to read the whole table.
+    """
+    array = ArraySubquery(ids)
+    return Func(F("id"), array, arg_joiner=" = ANY (", template="%(expressions)s)", output_field=BooleanField())
 
 
 def _last(alias: str, state: State) -> QuerySet[Any]:
     """The tasks that ended last in `state`. The condition on `finished_at` is what lets the partial index serve it."""
     ended = Task.objects.using(alias).filter(state=state, finished_at__isnull=False)
-    return ended.order_by("-finished_at").values("id")[:LAST]
+    return ended.order_by("-finished_at").values("id")[: LAST + 1]
 
 
 def _running(alias: str) -> QuerySet[Any]:
-    return Task.objects.using(alias).running().order_by("worker_id").values("id")[:LAST]
+    return Task.objects.using(alias).running().order_by("worker_id").values("id")[: LAST + 1]
 
 
-def _pending(alias: str) -> QuerySet[Any]:
-    """All pending tasks, while they are few; the indexes of ready tasks and of suspects hold them apart."""
+def _pending(alias: str, queue: str | None) -> QuerySet[Any]:
+    """All pending tasks, of one queue if it is given; of a long backlog the first in their indexes, and the newest."""
     pending = Task.objects.using(alias).pending()
-    ready = pending.filter(lost=0).order_by("backend", "queue", "priority", "run_at", "id").values("id")[: LAST + 1]
-    suspects = pending.filter(lost__gt=0).order_by("backend", "-priority", "run_at", "id").values("id")[:LAST]
-    return ready.union(suspects, all=True)
+    pending = pending.filter(queue=queue) if queue else pending
+    ready = pending.filter(lost=0).order_by("backend", "queue", "priority", "run_at", "id")
+    suspects = pending.filter(lost__gt=0).order_by("backend", "-priority", "run_at", "id")
+    newest = pending.filter(id__gte=_newest()).order_by("-id")
+    first, *others = (part.values("id")[: LAST + 1] for part in (ready, suspects, newest))
+    return first.union(*others, all=True)
 
 
 def _newest() -> RawSQL:

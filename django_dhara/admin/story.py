@@ -86,7 +86,7 @@ def _running(scene: Scene) -> Iterator[SafeString]:
 
 def _dead(scene: Scene) -> Iterator[SafeString]:
     task, used = scene.task, scene.task.failures + scene.task.lost
-    when = age(task.finished_at, scene.now)
+    when = age(task.finished_at or scene.now, scene.now)
     yield format_html(_("Dead for {}: {} of {} attempts were used."), when, used, task.max_attempts)
     if task.error_class:
         yield format_html(_("Its last error was {}."), name(task.error_class))

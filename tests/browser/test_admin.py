@@ -142,3 +142,5 @@ def test_every_page_fits_its_window(browse, shop, picture, size, scheme):
             picture(page, f"{name}-{'wide' if size is WIDE else 'narrow'}-{scheme}")
             overflow = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
             assert overflow <= 0, name
+            table = "document.querySelector('.results')"
+            assert not page.evaluate(f"{table} && {table}.scrollWidth - {table}.clientWidth > 1"), name
