@@ -1,7 +1,8 @@
 """What all tests share."""
 
 import pytest
-from django.db import connections
+from django.apps import apps
+from django.db import connection, connections
 
 from django_dhara import sql
 from tests.sessions import Caller, Session
@@ -22,7 +23,18 @@ def other_session(transactional_db):
 
 
 @pytest.fixture
-def sessions(transactional_db):
+def commits(django_db_setup, django_db_blocker):
+    """Real transactions, and our tables emptied afterwards; `transactional_db` makes all permissions anew each time."""
+    with django_db_blocker.unblock():
+        yield
+        connections.close_all()  # whatever state the test has left it in
+        models = (model for label in ("dhara", "app") for model in apps.get_app_config(label).get_models())
+        with connection.cursor() as cursor:
+            cursor.execute(f"TRUNCATE {', '.join(model._meta.db_table for model in models)}")
+
+
+@pytest.fixture
+def sessions(commits):
     """Makes real sessions (see sessions.py) and closes them before the tables are emptied."""
     made = []
 
@@ -38,7 +50,7 @@ def sessions(transactional_db):
 
 
 @pytest.fixture
-def callers(transactional_db):
+def callers(commits):
     """Makes threads with Django connections of their own (see sessions.py)."""
     made = []
 
@@ -52,7 +64,7 @@ def callers(transactional_db):
 
 
 @pytest.fixture
-def database(transactional_db):
+def database(commits):
     """Makes further aliases of the test database, with OPTIONS of their own."""
     made = []
 

@@ -468,7 +468,7 @@ def test_who_revives_a_task_that_is_being_pruned_learns_that_it_is_gone(sessions
 
 
 @pytest.fixture
-def changes(transactional_db, sessions):
+def changes(commits, sessions):
     """Reads every change of a task's state so far in the order in which they happened, as a trigger wrote it down."""
     [session] = sessions(1)
     session.connection.execute(
