@@ -2,6 +2,7 @@
 
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from html import unescape
@@ -551,6 +552,22 @@ def test_a_retry_that_is_posted_twice_changes_the_task_once(client):
     assert messages(act(client, "retry", [task])) == ["0 retried, 1 was neither dead nor canceled."]
     second = client.post(button("retry", task), follow=True)
     assert messages(second) == ["0 retried, 1 was neither dead nor canceled."]
+    assert LogEntry.objects.count() == 1
+
+
+def test_two_who_retry_a_task_at_the_same_time_make_one_retry(transactional_db):
+    clients = [a_client(*ALL) for _ in range(4)]
+    task = a_task(State.DEAD)
+
+    def press(client):
+        try:
+            return client.post(button("retry", task)).status_code
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(press, clients)] == [302] * 4
+    assert fresh(task).state == State.PENDING
     assert LogEntry.objects.count() == 1
 
 
