@@ -1,4 +1,9 @@
 from django.contrib import admin
 from django.urls import path
 
-urlpatterns = [path("admin/", admin.site.urls)]
+from example_project.shop import views
+
+urlpatterns = [
+    path("", views.front, name="front"),
+    path("admin/", admin.site.urls),
+]
