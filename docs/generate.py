@@ -93,9 +93,8 @@ def names_list() -> str:
 
 def errors_tree() -> str:
     """The tree of exceptions, from the docstring of errors.py."""
-    return f"```text\n{inspect.cleandoc(errors.__doc__ or '').partition('DharaError')[1]}" + (
-        f"{inspect.cleandoc(errors.__doc__ or '').partition('DharaError')[2]}\n```"
-    )
+    _, root, rest = inspect.cleandoc(errors.__doc__ or "").partition("DharaError")
+    return f"```text\n{root}{rest}\n```"
 
 
 def signals_list() -> str:

@@ -25,7 +25,7 @@ class Ending:
     seconds: float | None
 
     def minimal(self) -> Ending:
-        """The same ending without anything that the database might refuse: finished work must not run again for that."""
+        """The same ending without what the database might refuse: finished work must not run again for that."""
         outcome: Outcome
         match self.outcome:
             case Completed():
@@ -87,7 +87,8 @@ settled AS (
         result = coalesce(held.result, task.result),
         error_class = coalesce(held.class, task.error_class),
         error_fingerprint = coalesce(held.fingerprint, task.error_fingerprint),
-        attempted_at = CASE WHEN held.seconds IS NOT NULL THEN statement_timestamp() - make_interval(secs => held.seconds)
+        attempted_at = CASE WHEN held.seconds IS NOT NULL
+                            THEN statement_timestamp() - make_interval(secs => held.seconds)
                             WHEN task.started_at <> task.attempted_at THEN task.attempted_at END,
         started_at = CASE WHEN task.started_at <> task.attempted_at THEN task.started_at
                           ELSE statement_timestamp() - make_interval(secs => held.seconds) END
