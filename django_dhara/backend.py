@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 MAX_QUEUE_NAME_LENGTH = 255
 
 
-class DharaBackend(BaseTaskBackend):
-    """`{"BACKEND": "django_dhara.backend.DharaBackend", "QUEUES": [], "OPTIONS": {...}}`; see `conf.Options`."""
+class QueueBackend(BaseTaskBackend):
+    """What our backends have in common, those for tests too: the Task class, the options, and what a call must be."""
 
     task_class = Task
     supports_defer = True
@@ -64,11 +64,27 @@ class DharaBackend(BaseTaskBackend):
     def enqueue(  # type: ignore[override]  # to the stubs a result knows its function's types
         self, task: DjangoTask, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> TaskResult:
-        """Insert a task in the caller's transaction; see `enqueue.enqueue`."""
+        """Enqueue one call: `enqueue_many` of it alone."""
         return self.enqueue_many([Call(task, tuple(args), kwargs)])[0]
 
     def enqueue_many(self, calls: Iterable[Call]) -> list[TaskResult]:
-        """Insert tasks by one statement per thousand; results come in the order of `calls`."""
+        """Enqueue calls; results come in their order."""
+        raise NotImplementedError
+
+    def get_result(self, result_id: str) -> TaskResult:
+        """The task with this id."""
+        raise NotImplementedError
+
+    async def aget_result(self, result_id: str) -> TaskResult:
+        """See `get_result()`."""
+        return await sync_to_async(self.get_result, thread_sensitive=True)(result_id)
+
+
+class DharaBackend(QueueBackend):
+    """`{"BACKEND": "django_dhara.backend.DharaBackend", "QUEUES": [], "OPTIONS": {...}}`; see `conf.Options`."""
+
+    def enqueue_many(self, calls: Iterable[Call]) -> list[TaskResult]:
+        """Insert tasks in the caller's transaction, by one statement per thousand; see `enqueue.enqueue`."""
         from django_dhara.enqueue import enqueue
 
         return enqueue(self, list(calls))
@@ -84,10 +100,6 @@ class DharaBackend(BaseTaskBackend):
         for _, result in read_results(Row.objects.using(self.settings.database).filter(id=_as_uuid(result_id))):
             return result
         raise TaskResultDoesNotExist(result_id)
-
-    async def aget_result(self, result_id: str) -> TaskResult:
-        """See `get_result()`."""
-        return await sync_to_async(self.get_result, thread_sensitive=True)(result_id)
 
     def check(self, **kwargs: Any) -> list[Any]:
         """The system checks of this alias; see `checks.py`."""

@@ -35,7 +35,7 @@ from django_dhara.tasks import Call, Task, bind_arguments
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-    from django_dhara.backend import DharaBackend
+    from django_dhara.backend import DharaBackend, QueueBackend
     from django_dhara.results import TaskResult
 
 try:
@@ -79,7 +79,7 @@ def enqueue(backend: DharaBackend, calls: Sequence[Call]) -> list[TaskResult]:
         IdempotencyConflict: a key is taken by a task with other arguments; none of the calls is enqueued.
         IsolationError: a race for a key in a transaction above READ COMMITTED.
     """
-    rows = [_check(backend, call) for call in calls]
+    rows = [check(backend, call) for call in calls]
     connection = connections[backend.settings.database]
     _warn_of_other_alias(connection)
     if len(rows) == 1:
@@ -91,7 +91,12 @@ def enqueue(backend: DharaBackend, calls: Sequence[Call]) -> list[TaskResult]:
     return made
 
 
-def _check(backend: DharaBackend, call: Call) -> _Row:
+def check(backend: QueueBackend, call: Call) -> _Row:
+    """A call with the values of its columns, if it may be enqueued.
+
+    Raises:
+        InvalidTask, ArgumentsError, PayloadError
+    """
     task, options = call.task, backend.settings
     backend.validate_task(task)
     bind_arguments(task, call.args, call.kwargs)
@@ -231,10 +236,15 @@ def _read_taken(connection: BaseDatabaseWrapper, rows: list[_Row]) -> None:
     existing = {(row.function, row.idempotency_key): (row, result) for row, result in found}
     for row in rows:
         if (row.function, row.key) in existing:
-            row.result = _duplicate(row, *existing[row.function, row.key])
+            row.result = as_duplicate(row, *existing[row.function, row.key])
 
 
-def _duplicate(row: _Row, existing: Any, result: TaskResult) -> TaskResult:
+def as_duplicate(row: _Row, existing: Any, result: TaskResult) -> TaskResult:
+    """What the caller of `row` gets where `existing` has its key: `result`, said to be a duplicate.
+
+    Raises:
+        IdempotencyConflict: it has other arguments.
+    """
     if bytes(existing.payload_hash or b"") != row.hash:
         raise IdempotencyConflict(
             f"idempotency_key {row.key!r} of {row.function} belongs to task {existing.id} with other arguments: "

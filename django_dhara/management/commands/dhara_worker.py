@@ -6,6 +6,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import connections
 
 from django_dhara import registry
 from django_dhara.conf import Options
@@ -65,6 +66,8 @@ class Command(BaseCommand):
         backend = flags.backend(given["backend"])
         named = {name: given[name] for name in _OPTIONS if given[name] is not None}
         options: Options = dataclasses.replace(backend.settings, **named)
+        if connections[options.database].in_atomic_block:
+            raise CommandError(_IN_TRANSACTION)
         wanted = _wanted(backend.alias, set(backend.queues), given)
         if len(given["name"]) > 255:
             raise CommandError(f"--name has {len(given['name'])} characters; 255 is the most.")
@@ -78,6 +81,10 @@ class Command(BaseCommand):
         return worker
 
 
+_IN_TRANSACTION = (
+    "A worker cannot run inside a transaction, such as a TestCase's: its own connections do not see what that has "
+    "written. In a TestCase call django_dhara.testing.run_all(); or use a TransactionTestCase."
+)
 _OPTIONS = ("concurrency", "async_concurrency", "poll_seconds", "drain_seconds")
 
 
