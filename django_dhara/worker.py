@@ -266,6 +266,8 @@ class Worker:
         if answer.state is None and not answer.refused:
             return  # somebody has the row locked; it comes again
         ending = self._hand.forget(run)
+        if run.claim.is_suspect:
+            self._hungry = True  # there is room for the next suspect, and no claim has said whether one waits
         if answer.state is None:
             self._on_lost(run)
             return
