@@ -3,6 +3,7 @@
 import pytest
 from django.apps import apps
 from django.db import connection, connections
+from django.test import TransactionTestCase
 
 from django_dhara import sql
 from tests.sessions import Caller, Session
@@ -23,14 +24,18 @@ def other_session(transactional_db):
 
 
 @pytest.fixture
-def commits(django_db_setup, django_db_blocker):
-    """Real transactions, and our tables emptied afterwards; `transactional_db` makes all permissions anew each time."""
-    with django_db_blocker.unblock():
-        yield
-        connections.close_all()  # whatever state the test has left it in
+def _empty_only_our_tables(monkeypatch):
+    def empty():
         models = (model for label in ("dhara", "app") for model in apps.get_app_config(label).get_models())
         with connection.cursor() as cursor:
             cursor.execute(f"TRUNCATE {', '.join(model._meta.db_table for model in models)}")
+
+    monkeypatch.setattr(TransactionTestCase, "_fixture_teardown", staticmethod(empty))
+
+
+@pytest.fixture
+def commits(_empty_only_our_tables, transactional_db):
+    """`transactional_db` for tests that write to our tables only: it need not make all permissions anew each time."""
 
 
 @pytest.fixture
