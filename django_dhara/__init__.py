@@ -1,7 +1,7 @@
 """A distributed task queue for Django: PostgreSQL is the only queue and the only source of truth."""
 
 from django_dhara.errors import Discard, Retry, Snooze
-from django_dhara.operations import cancel, enqueue_many, pause, resume, revive
+from django_dhara.operations import cancel, enqueue_many, pause, resume, revive, run_now
 from django_dhara.tasks import Call, Task, task
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "pause",
     "resume",
     "revive",
+    "run_now",
     "task",
 ]
 

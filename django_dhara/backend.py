@@ -119,8 +119,8 @@ def _as_uuid(result_id: str) -> UUID:
         raise TaskResultDoesNotExist(result_id) from None
 
 
-def read_results(rows: TaskQuerySet) -> Iterator[tuple[Row, TaskResult]]:
-    """Rows and their results, in one statement."""
+def read_results(rows: TaskQuerySet, *, imports: bool = True) -> Iterator[tuple[Row, TaskResult]]:
+    """Rows and their results, in one statement; `imports` as in `results.from_row`."""
     from django.contrib.postgres.expressions import ArraySubquery
     from django.db.models import OuterRef, TextField
     from django.db.models.functions import Cast, JSONObject
@@ -134,4 +134,4 @@ def read_results(rows: TaskQuerySet) -> Iterator[tuple[Row, TaskResult]]:
     told: Any = rows.annotate(text=Cast("payload", TextField()), history=ArraySubquery(history)).defer("payload")
     for row in told:
         runs = [Attempt(**run) for run in row.history]
-        yield row, results.from_row(row, runs, *payload.decode(row.text))
+        yield row, results.from_row(row, runs, *payload.decode(row.text), imports=imports)

@@ -299,4 +299,4 @@ def _committed(backend: DharaBackend, made: list[TaskResult]) -> None:
         for result in new:
             announce(task_committed, type(backend), task_result=result)
     if new and backend.settings.notify:
-        wakeup.send(backend, {result.task.queue_name for result in new})
+        wakeup.send(backend.settings.database, backend.alias, {result.task.queue_name for result in new})

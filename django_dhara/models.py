@@ -157,6 +157,7 @@ class Task(models.Model):
                 name="dhara_task_suspects",
                 condition=Q(state=State.PENDING, lost__gt=0),
             ),
+            models.Index(name="dhara_task_children", fields=("parent_id", "id"), condition=Q(parent_id__isnull=False)),
             models.Index(name="dhara_task_running", fields=("worker_id",), condition=Q(state=State.RUNNING)),
             models.Index(
                 name="dhara_task_finished", fields=("state", "finished_at"), condition=Q(finished_at__isnull=False)

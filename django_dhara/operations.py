@@ -5,17 +5,26 @@ Everything runs on Django's connection of this thread: inside `atomic()` it take
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
+from django.db import transaction
+
+from django_dhara import wakeup
 from django_dhara.compat import TaskResultDoesNotExist, task_backends
+from django_dhara.signals import announce, is_heard, task_canceled
 from django_dhara.tasks import Call, backend_of
 
 if TYPE_CHECKING:
     from django_dhara.backend import DharaBackend
-    from django_dhara.lifecycle import Answer
+    from django_dhara.lifecycle import Answer, Tally
     from django_dhara.results import TaskResult
+
+
+Verb = Literal["cancel", "revive", "run_now"]
 
 
 def enqueue_many(calls: Iterable[Call]) -> list[TaskResult]:
@@ -53,14 +62,9 @@ def cancel(task_id: str | UUID, *, backend: str = "default") -> Answer:
     Raises:
         TaskResultDoesNotExist: (Django's) there is no such task.
     """
-    from django_dhara import lifecycle, sql
-
-    answer = lifecycle.cancel(sql.on(_ours(backend).settings.database), _as_uuid(task_id))
-    if answer is None:
-        raise TaskResultDoesNotExist(str(task_id))
-    if answer == "canceled":
-        _tell_canceled(backend, task_id)
-    return answer
+    for answer in _changed("cancel", task_id, backend):
+        return answer
+    return "finished"
 
 
 def revive(task_id: str | UUID, *, backend: str = "default") -> bool:
@@ -72,12 +76,60 @@ def revive(task_id: str | UUID, *, backend: str = "default") -> bool:
     Raises:
         TaskResultDoesNotExist: (Django's) there is no such task.
     """
+    return bool(_changed("revive", task_id, backend))
+
+
+def run_now(task_id: str | UUID, *, backend: str = "default") -> bool:
+    """Make a task that waits for its time, or for its next attempt, due at once.
+
+    Returns:
+        False if it was not waiting: nothing changed.
+
+    Raises:
+        TaskResultDoesNotExist: (Django's) there is no such task.
+    """
+    return bool(_changed("run_now", task_id, backend))
+
+
+def _changed(verb: Verb, task_id: str | UUID, alias: str) -> Any:
+    tally = change(verb, [_as_uuid(task_id)], database=_ours(alias).settings.database, wait=True)
+    if tally.missing:
+        raise TaskResultDoesNotExist(str(task_id))
+    return tally.changed
+
+
+def change(verb: Verb, ids: Sequence[UUID], *, database: str, wait: bool = False) -> Tally:
+    """Cancel, revive or run now the tasks with these ids, by one statement, and tell who must know at the commit.
+
+    Args:
+        database: the alias in DATABASES that holds them.
+        wait: for locked rows, instead of counting them as busy; for a single one.
+    """
     from django_dhara import lifecycle, sql
 
-    revived = lifecycle.revive(sql.on(_ours(backend).settings.database), _as_uuid(task_id))
-    if revived is None:
-        raise TaskResultDoesNotExist(str(task_id))
-    return revived
+    verbs = {"cancel": lifecycle.cancel_all, "revive": lifecycle.revive_all, "run_now": lifecycle.run_now_all}
+    tally = verbs[verb](sql.on(database), ids, wait=wait)
+    for alias, queue in tally.ready:
+        transaction.on_commit(partial(_wake, database, alias, queue), using=database, robust=True)
+    if canceled := tally.changed.get("canceled"):
+        transaction.on_commit(partial(_tell_canceled, database, canceled), using=database, robust=True)
+    return tally
+
+
+def _wake(database: str, alias: str, queue: str) -> None:
+    backend = next((b for b in task_backends.all() if b.alias == alias), None)
+    if isinstance(backend, _backend_class()) and backend.settings.notify:
+        wakeup.send(database, alias, [queue])
+
+
+def _tell_canceled(database: str, ids: Sequence[UUID]) -> None:
+    """`task_canceled` for tasks that no worker will settle."""
+    from django_dhara.backend import read_results
+    from django_dhara.models import Task as Row
+
+    if is_heard(task_canceled, logging.INFO):
+        for _, result in read_results(Row.objects.using(database).filter(id__in=ids), imports=False):
+            announce(task_canceled, _backend_class(), task_result=result)
 
 
 def pause(queue: str, *, backend: str = "default") -> None:
@@ -100,28 +152,17 @@ def _set_paused(queue: str, alias: str, *, paused: bool) -> None:
     rows.update_or_create(backend=alias, name=queue, defaults={"paused_at": paused_at})
 
 
-def _tell_canceled(alias: str, task_id: str | UUID) -> None:
-    """`task_canceled` for a task that no worker will settle, once the cancel is committed."""
-    from django.db import transaction
-
-    from django_dhara.signals import announce, task_canceled
-
-    backend = _ours(alias)
-    if task_canceled.receivers:
-        transaction.on_commit(
-            lambda: announce(task_canceled, type(backend), task_result=backend.get_result(str(task_id))),
-            using=backend.settings.database,
-            robust=True,
-        )
-
-
 def _ours(alias: str) -> DharaBackend:
-    from django_dhara.backend import DharaBackend
-
     backend = task_backends[alias]
-    if not isinstance(backend, DharaBackend):
+    if not isinstance(backend, _backend_class()):
         raise TypeError(f"TASKS[{alias!r}] is {type(backend).__name__}, not DharaBackend.")
     return backend
+
+
+def _backend_class() -> type[DharaBackend]:
+    from django_dhara.backend import DharaBackend
+
+    return DharaBackend
 
 
 def _as_uuid(task_id: str | UUID) -> UUID:
@@ -131,4 +172,4 @@ def _as_uuid(task_id: str | UUID) -> UUID:
         raise TaskResultDoesNotExist(str(task_id)) from None
 
 
-__all__ = ["cancel", "enqueue_many", "pause", "resume", "revive"]
+__all__ = ["Verb", "cancel", "change", "enqueue_many", "pause", "resume", "revive", "run_now"]

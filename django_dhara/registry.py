@@ -43,6 +43,11 @@ def paths() -> Iterator[str]:
     yield from sorted(_tasks)
 
 
+def known(path: str) -> DjangoTask | None:
+    """The task at `path`, if its module has been imported already; nothing is imported."""
+    return _tasks.get(path)
+
+
 def discover() -> None:
     """Import the `tasks` module of every installed app, once in a process."""
     global _discovered

@@ -92,9 +92,18 @@ def make(task: DjangoTask, *, return_value: Any = None, **named: Any) -> TaskRes
 
 
 def from_row(
-    row: models.Task, attempts: Iterable[models.Attempt], args: list[Any], kwargs: dict[str, Any]
+    row: models.Task,
+    attempts: Iterable[models.Attempt],
+    args: list[Any],
+    kwargs: dict[str, Any],
+    *,
+    imports: bool = True,
 ) -> TaskResult:
-    """The result of the task `row`, with its failed and lost runs in order."""
+    """The result of the task `row`, with its failed and lost runs in order.
+
+    Args:
+        imports: whether the module of its function may be imported; without it an unknown function gets a stand-in.
+    """
     attempts = list(attempts)
     errors = [TaskError(exception_class_path=a.error_class, traceback=a.traceback) for a in attempts]
     worker_ids = [str(a.worker_id) for a in attempts]
@@ -104,7 +113,7 @@ def from_row(
     if row.state == State.CANCELED:
         errors.append(TaskError(exception_class_path="django_dhara.errors.TaskCanceled", traceback=""))
     return make(
-        task_of(row),
+        task_of(row, imports=imports),
         id=str(row.id),
         state=State(row.state),
         enqueued_at=row.enqueued_at,
@@ -122,7 +131,7 @@ def from_row(
     )
 
 
-def task_of(row: models.Task) -> DjangoTask:
+def task_of(row: models.Task, *, imports: bool = True) -> DjangoTask:
     """The Task of a row. Unlike `using()` it validates nothing: the row may come from other code or other settings."""
     options = {
         "priority": row.priority,
@@ -130,8 +139,9 @@ def task_of(row: models.Task) -> DjangoTask:
         "backend": row.backend,
         "run_after": row.run_at if row.run_at > row.enqueued_at else None,
     }
+    task: DjangoTask
     try:
-        task = registry.resolve(row.function)
+        task = registry.resolve(row.function) if imports else registry.known(row.function) or missing_task(row.function)
     except Exception:
         task = missing_task(row.function)
     if isinstance(task, Task):

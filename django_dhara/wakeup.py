@@ -18,7 +18,6 @@ from django.db import connections
 if TYPE_CHECKING:
     import psycopg
 
-    from django_dhara.backend import DharaBackend
     from django_dhara.session import Session
 
 #: Seconds in which a process sends one notification for a queue.
@@ -40,17 +39,17 @@ def channel(alias: str) -> str:
     return name if len(name.encode()) <= 63 else f"dhara_{hashlib.blake2b(alias.encode(), digest_size=16).hexdigest()}"
 
 
-def send(backend: DharaBackend, queues: Iterable[str]) -> None:
-    """Wake the workers of these queues, on the caller's connection, which has just committed."""
+def send(database: str, alias: str, queues: Iterable[str]) -> None:
+    """Wake the workers of these queues of the backend `alias`, on the caller's connection, which has just committed."""
     now = monotonic()
-    due = [queue for queue in queues if now - _sent.get((backend.alias, queue), -1.0) >= QUIET_SECONDS]
+    due = [queue for queue in queues if now - _sent.get((alias, queue), -1.0) >= QUIET_SECONDS]
     if not due:
         return
     if len(_sent) > 10_000:
         _sent.clear()
-    _sent.update({(backend.alias, queue): now for queue in due})
-    with connections[backend.settings.database].cursor() as cursor:
-        cursor.execute(_NOTIFY, [channel(backend.alias), due])
+    _sent.update({(alias, queue): now for queue in due})
+    with connections[database].cursor() as cursor:
+        cursor.execute(_NOTIFY, [channel(alias), due])
 
 
 class Listener:

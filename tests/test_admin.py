@@ -532,13 +532,13 @@ def test_the_summary_tells_what_happened_to_each(transactional_db, other_session
 @pytest.mark.parametrize(
     ("verb", "tally", "expected"),
     [
-        ("cancel", Tally({"canceled": 12}, refused=3), "12 canceled, 3 had already finished."),
-        ("cancel", Tally({"requested": 1}), "1 running: asked to stop."),
+        ("cancel", Tally({"canceled": [UUID(int=1)] * 12}, refused=3), "12 canceled, 3 had already finished."),
+        ("cancel", Tally({"requested": [UUID(int=1)] * 1}), "1 running: asked to stop."),
         ("cancel", Tally({}, missing=1), "0 canceled, 1 no longer exists."),
-        ("retry", Tally({"revived": 2}, refused=1), "2 retried, 1 was neither dead nor canceled."),
+        ("retry", Tally({"revived": [UUID(int=1)] * 2}, refused=1), "2 retried, 1 was neither dead nor canceled."),
         ("retry", Tally({}, refused=2), "0 retried, 2 were neither dead nor canceled."),
         ("retry", Tally({}, busy=2), "0 retried, 2 are being changed right now: try again."),
-        ("run_now", Tally({"hastened": 1}, refused=2), "1 due now, 2 did not wait for a later time."),
+        ("run_now", Tally({"hastened": [UUID(int=1)] * 1}, refused=2), "1 due now, 2 did not wait for a later time."),
     ],
 )  # fmt: skip
 def test_a_summary_is_honest(verb, tally, expected):

@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
 from django_dhara import lifecycle
-from django_dhara.lifecycle import Ending, Report, Settled, Tally, Wanted
+from django_dhara.lifecycle import Ending, Report, Settled, Wanted
 from django_dhara.models import Attempt, Command, Queue, Task, Worker
 from django_dhara.sql import on
 from django_dhara.states import ARROWS, FINAL, REVIVABLE, Completed, Failed, HandedBack, State
@@ -390,13 +390,18 @@ def test_a_scheduled_task_can_be_run_now(run):
     assert lifecycle.run_now(run, task.id) is False
 
 
+def counts(tally):
+    changed = {answer: len(ids) for answer, ids in tally.changed.items()}
+    return changed, tally.refused, tally.busy, tally.missing
+
+
 def test_a_bulk_action_changes_what_it_can_and_counts_the_rest(run):
     made = {state: [a_task(state) for _ in range(2)] for state in State}
     every = [task.id for tasks in made.values() for task in tasks] + [uuid4()]
     scheduled = a_task(run_at=ahead(500))
-    assert lifecycle.run_now_all(run, [*every, scheduled.id]) == Tally({"hastened": 1}, refused=10, missing=1)
-    assert lifecycle.revive_all(run, every) == Tally({"revived": 4}, refused=6, missing=1)
-    assert lifecycle.cancel_all(run, every) == Tally({"canceled": 6, "requested": 2}, refused=2, missing=1)
+    assert counts(lifecycle.run_now_all(run, [*every, scheduled.id])) == ({"hastened": 1}, 10, 0, 1)
+    assert counts(lifecycle.revive_all(run, every)) == ({"revived": 4}, 6, 0, 1)
+    assert counts(lifecycle.cancel_all(run, every)) == ({"canceled": 6, "requested": 2}, 2, 0, 1)
 
 
 def test_a_bulk_action_counts_rows_that_somebody_has_locked_as_busy(sessions):
@@ -405,9 +410,9 @@ def test_a_bulk_action_counts_rows_that_somebody_has_locked_as_busy(sessions):
     holder.begin()
     holder.execute("SELECT FROM dhara_task FOR UPDATE", {})
     both = [scheduled.id, dead.id]
-    assert lifecycle.run_now_all(operator.execute, both) == Tally({}, refused=1, busy=1)
-    assert lifecycle.revive_all(operator.execute, both) == Tally({}, refused=1, busy=1)
-    assert lifecycle.cancel_all(operator.execute, both) == Tally({}, refused=1, busy=1)
+    assert counts(lifecycle.run_now_all(operator.execute, both)) == ({}, 1, 1, 0)
+    assert counts(lifecycle.revive_all(operator.execute, both)) == ({}, 1, 1, 0)
+    assert counts(lifecycle.cancel_all(operator.execute, both)) == ({}, 1, 1, 0)
 
 
 # ------------------------------------------------------------------------------------------------------- the claim

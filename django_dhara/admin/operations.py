@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -13,11 +12,10 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext, ngettext_lazy
 
-from django_dhara import lifecycle, sql
+from django_dhara import operations
 from django_dhara.admin.text import visible
 from django_dhara.lifecycle import Tally
 from django_dhara.models import Task
-from django_dhara.sql import Execute
 
 #: Tasks changed by one statement, and so in one transaction.
 CHUNK = 1000
@@ -37,8 +35,8 @@ class Verb(NamedTuple):
     label: Promise | str
     #: Of `models.Task.Meta.permissions`.
     permission: str
-    #: One of `lifecycle`'s.
-    change: Callable[[Execute, Iterable[UUID]], Tally]
+    #: What `operations.change` calls it.
+    change: operations.Verb
     #: Of each answer, what the summary says and what the log keeps. The first one stands in a summary even with 0.
     answers: Mapping[str, tuple[Any, str]]
     #: What the summary says of tasks in another state.
@@ -51,7 +49,7 @@ CANCEL = Verb(
     name="cancel",
     label=_("Cancel"),
     permission="cancel_task",
-    change=lifecycle.cancel_all,
+    change="cancel",
     answers={
         "canceled": (ngettext_lazy("%(count)s canceled", "%(count)s canceled", "count"), "Canceled before it ran."),
         "requested": (
@@ -66,7 +64,7 @@ RETRY = Verb(
     name="retry",
     label=_("Retry"),
     permission="revive_task",
-    change=lifecycle.revive_all,
+    change="revive",
     answers={
         "revived": (ngettext_lazy("%(count)s retried", "%(count)s retried", "count"), "Put back to run again."),
     },
@@ -79,7 +77,7 @@ RUN_NOW = Verb(
     name="run_now",
     label=_("Run now"),
     permission="run_task_now",
-    change=lifecycle.run_now_all,
+    change="run_now",
     answers={
         "hastened": (ngettext_lazy("%(count)s due now", "%(count)s due now", "count"), "Made to run now."),
     },
@@ -107,37 +105,15 @@ def perform(verb: Verb, user_id: int, alias: str, ids: Sequence[UUID], *, missin
     total = Tally({}, missing=missing)
     for start in range(0, len(ids), CHUNK):
         with transaction.atomic(using=alias):
-            witness = _Witness(sql.on(alias))
-            _add(total, verb.change(witness, ids[start : start + CHUNK]))
-            _log(verb, user_id, alias, witness.changed)
+            part = operations.change(verb.change, ids[start : start + CHUNK], database=alias)
+            _add(total, part)
+            _log(verb, user_id, alias, part.changed)
     return Outcome(summary(verb, total), not (total.refused or total.busy or total.missing))
 
 
-class _Witness:
-    """Runs statements, and remembers which tasks the first of them changed: a tally only counts them."""
-
-    def __init__(self, execute: Execute) -> None:
-        self._execute = execute
-        self._rows: Sequence[tuple[Any, ...]] | None = None
-
-    def __call__(self, statement: str, parameters: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        rows = self._execute(statement, parameters)
-        if self._rows is None:
-            self._rows = rows
-        return rows
-
-    @property
-    def changed(self) -> dict[str, list[UUID]]:
-        """The ids of the changed tasks by answer."""
-        found = defaultdict(list)
-        for id_, answer in self._rows or ():
-            found[answer].append(id_)
-        return found
-
-
 def _add(total: Tally, part: Tally) -> None:
-    for answer, count in part.changed.items():
-        total.changed[answer] = total.changed.get(answer, 0) + count
+    for answer, ids in part.changed.items():
+        total.changed.setdefault(answer, []).extend(ids)
     total.refused += part.refused
     total.busy += part.busy
     total.missing += part.missing
@@ -158,7 +134,7 @@ def summary(verb: Verb, tally: Tally) -> str:
 
 def _parts(verb: Verb, tally: Tally) -> Iterator[str]:
     for position, (answer, (words, _logged)) in enumerate(verb.answers.items()):
-        count = tally.changed.get(answer, 0)
+        count = len(tally.changed.get(answer, ()))
         if count or (position == 0 and not tally.changed):
             yield words % {"count": count}
     for words, count in ((verb.refused, tally.refused), (_BUSY, tally.busy), (_MISSING, tally.missing)):

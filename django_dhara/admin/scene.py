@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.conf import settings
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
-from django.db import connections
 from django.db.models import F, Func, IntegerField, TextField
 from django.db.models.functions import Cast, Left, Length, Now, Right
 
@@ -25,8 +24,6 @@ DOCUMENTS = ("payload", "result", "progress", "checkpoint", "metadata")
 #: Characters of such a column on a page, and of a traceback (its end, where the error is).
 SHOWN, TRACEBACK = 20_000, 16_000
 ATTEMPTS, CHILDREN, ENTRIES = 20, 50, 30
-#: Tasks looked through for children, from the start of the parent's run on.
-LOOKED_THROUGH = 20_000
 
 
 class Document(NamedTuple):
@@ -128,28 +125,9 @@ def _entries(id_: UUID) -> Sequence[LogEntry]:
     return list(entries.order_by("-action_time")[:ENTRIES])[::-1]
 
 
-# No index holds `parent_id`. Children are enqueued while their parent runs, and ids are ordered in time, so those that
-# come after its start are looked through, and a fixed number of them. A filter around a limit is not for the ORM.
-_CHILDREN = """/* dhara:admin_children */
-SELECT id, function, state FROM (
-    SELECT id, function, state, parent_id FROM dhara_task WHERE id >= %(since)s ORDER BY id LIMIT %(through)s
-) AS later WHERE parent_id = %(id)s ORDER BY id LIMIT %(limit)s
-"""
-
-
 def _children(alias: str, task: Task) -> Sequence[tuple[UUID, str, str]]:
-    if task.started_at is None:
-        return []
-    since = _first_id_at(task.started_at - timedelta(minutes=1))
-    values: dict[str, Any] = {"since": since, "through": LOOKED_THROUGH, "id": task.id, "limit": CHILDREN + 1}
-    with connections[alias].cursor() as cursor:
-        cursor.execute(_CHILDREN, values)
-        return list(cursor.fetchall())
-
-
-def _first_id_at(when: datetime) -> UUID:
-    """The smallest UUIDv7 of a moment: its first 48 bits are milliseconds since 1970."""
-    return UUID(int=max(int(when.timestamp() * 1000), 0) << 80)
+    children = Task.objects.using(alias).filter(parent_id=task.id).order_by("id")
+    return list(children.values_list("id", "function", "state")[: CHILDREN + 1])
 
 
 def _paused_at(alias: str, task: Task) -> datetime | None:

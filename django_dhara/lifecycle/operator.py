@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import UUID
 
@@ -18,8 +18,10 @@ Answer = Literal["canceled", "requested", "finished"]
 class Tally:
     """What a change of many tasks came to, for an honest summary."""
 
-    #: How many were changed, by answer.
-    changed: dict[str, int]
+    #: The tasks that were changed, by answer.
+    changed: dict[str, list[UUID]]
+    #: Backends and queues in which something has become ready.
+    ready: set[tuple[str, str]] = field(default_factory=set)
     #: In a state that the change does not apply to.
     refused: int = 0
     #: Locked by somebody else just now: try again.
@@ -48,7 +50,7 @@ told AS (
     SELECT worker_id, 'CANCEL', jsonb_build_object('task', id, 'lease', lease), statement_timestamp()
     FROM changed WHERE state = 'RUNNING'
 )
-SELECT id, CASE state WHEN 'PENDING' THEN 'canceled' ELSE 'requested' END FROM changed
+SELECT id, CASE state WHEN 'PENDING' THEN 'canceled' ELSE 'requested' END, NULL, NULL FROM changed
 """
 
 #: Budgets start anew; the rows of earlier attempts stay.
@@ -61,7 +63,7 @@ UPDATE dhara_task AS task
 SET state = 'PENDING', run_at = statement_timestamp(), finished_at = NULL, cancel_requested_at = NULL,
     worker_id = NULL, lease_until = NULL, failures = 0, lost = 0, interrupted = 0, snoozed = 0, progress = NULL
 FROM held WHERE task.id = held.id AND task.state IN ('DEAD', 'CANCELED')
-RETURNING task.id, 'revived'
+RETURNING task.id, 'revived', task.backend, task.queue
 """
 
 _RUN_NOW = """/* dhara:run_now */
@@ -72,64 +74,68 @@ WITH held AS MATERIALIZED (
 )
 UPDATE dhara_task AS task SET run_at = statement_timestamp()
 FROM held WHERE task.id = held.id AND task.state = 'PENDING'
-RETURNING task.id, 'hastened'
+RETURNING task.id, 'hastened', task.backend, task.queue
 """
 
 
 def cancel(execute: Execute, id_: UUID) -> Answer | None:
     """pending -> canceled, or a running task is asked to stop. None: there is no such task."""
-    answer: Answer | None = _one(execute, _CANCEL, id_)
-    return answer or ("finished" if _exists(execute, id_) else None)
+    tally = cancel_all(execute, [id_], wait=True)
+    answer: Any = next(iter(tally.changed), "finished")
+    return None if tally.missing else answer
 
 
 def revive(execute: Execute, id_: UUID) -> bool | None:
     """dead, canceled -> pending, with new budgets. False: it is in another state. None: there is no such task."""
-    return True if _one(execute, _REVIVE, id_) else (False if _exists(execute, id_) else None)
+    tally = revive_all(execute, [id_], wait=True)
+    return None if tally.missing else bool(tally.changed)
 
 
 def run_now(execute: Execute, id_: UUID) -> bool | None:
     """pending -> pending, due now. False: it was not waiting for its time. None: there is no such task."""
-    return True if _one(execute, _RUN_NOW, id_) else (False if _exists(execute, id_) else None)
+    tally = run_now_all(execute, [id_], wait=True)
+    return None if tally.missing else bool(tally.changed)
 
 
-def cancel_all(execute: Execute, ids: Iterable[UUID]) -> Tally:
-    """`cancel` for many; locked ones are counted as busy."""
-    return _many(execute, _CANCEL, list(ids), "state IN ('PENDING', 'RUNNING')")
+def cancel_all(execute: Execute, ids: Iterable[UUID], *, wait: bool = False) -> Tally:
+    """`cancel` for many.
+
+    Args:
+        wait: for rows that somebody has locked, a claim or a settle for a moment, and then answer the truth; without
+            it they are left alone and counted as busy. To wait is for one row: two who wait for many could wait for
+            each other.
+    """
+    return _change(execute, _CANCEL, list(ids), "state IN ('PENDING', 'RUNNING')", wait=wait)
 
 
-def revive_all(execute: Execute, ids: Iterable[UUID]) -> Tally:
-    """`revive` for many; locked ones are counted as busy."""
-    return _many(execute, _REVIVE, list(ids), "state IN ('DEAD', 'CANCELED')")
+def revive_all(execute: Execute, ids: Iterable[UUID], *, wait: bool = False) -> Tally:
+    """`revive` for many; `wait` as in `cancel_all`."""
+    return _change(execute, _REVIVE, list(ids), "state IN ('DEAD', 'CANCELED')", wait=wait)
 
 
-def run_now_all(execute: Execute, ids: Iterable[UUID]) -> Tally:
-    """`run_now` for many; locked ones are counted as busy."""
-    return _many(execute, _RUN_NOW, list(ids), "state = 'PENDING' AND run_at > statement_timestamp()")
+def run_now_all(execute: Execute, ids: Iterable[UUID], *, wait: bool = False) -> Tally:
+    """`run_now` for many; `wait` as in `cancel_all`."""
+    return _change(execute, _RUN_NOW, list(ids), "state = 'PENDING' AND run_at > statement_timestamp()", wait=wait)
 
 
-def _one(execute: Execute, statement: str, id_: UUID) -> Any:
-    # One row is waited for: who holds it (a claim, a settle) is done in a moment, and the answer must be the truth.
-    for _, answer in execute(statement.format(skip_locked=""), {"id": [id_]}):
-        return answer
-    return None
-
-
-def _exists(execute: Execute, id_: UUID) -> bool:
-    return bool(execute("SELECT 1 FROM dhara_task WHERE id = %(id)s", {"id": id_}))
-
-
-def _many(execute: Execute, statement: str, ids: Sequence[UUID], applies: str) -> Tally:
+def _change(execute: Execute, statement: str, ids: Sequence[UUID], applies: str, *, wait: bool) -> Tally:
     tally = Tally({})
     done = set()
-    for id_, answer in execute(statement.format(skip_locked="SKIP LOCKED"), {"id": ids}):
-        tally.changed[answer] = tally.changed.get(answer, 0) + 1
+    rows = execute(statement.format(skip_locked="" if wait else "SKIP LOCKED"), {"id": ids})
+    for id_, answer, backend, queue in rows:
+        tally.changed.setdefault(answer, []).append(id_)
         done.add(id_)
-    rest = [id_ for id_ in ids if id_ not in done]
-    # What the verb applies to and was left out all the same is locked.
-    locked: dict[UUID, bool] = dict(
-        execute(f"SELECT id, {applies} FROM dhara_task WHERE id = ANY (%(id)s::uuid[])", {"id": rest})
-    )
+        if queue is not None:
+            tally.ready.add((backend, queue))
+    if rest := [id_ for id_ in ids if id_ not in done]:
+        _explain(execute, tally, rest, applies)
+    return tally
+
+
+def _explain(execute: Execute, tally: Tally, rest: Sequence[UUID], applies: str) -> None:
+    """Why the others were not changed: what the verb applies to and was left out all the same is locked."""
+    statement = f"SELECT id, {applies} FROM dhara_task WHERE id = ANY (%(id)s::uuid[])"
+    locked: dict[UUID, bool] = dict(execute(statement, {"id": list(rest)}))
     tally.missing = len(set(rest) - set(locked))
     tally.busy = sum(locked.values())
     tally.refused = len(locked) - tally.busy
-    return tally
