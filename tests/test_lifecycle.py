@@ -833,3 +833,17 @@ def test_a_whole_life_on_a_session_like_a_workers(sessions):
     assert Attempt.objects.filter(task_id=task.id).count() == 4
     assert lifecycle.prune(run, "default", "default", State.CANCELED, older_than=0, keyed_older_than=0) == 1
     assert everything()[:2] == [[], []]
+
+
+def test_an_interruption_that_costs_nothing_leaves_no_error_on_the_task(run):
+    task = a_task()
+    claimed = claim(run).claims[0]
+    lifecycle.settle(run, WORKER, [Ending(task.id, claimed.lease, OUTCOMES["interrupt"], 1.0)], max_interrupted=3)
+    assert (fresh(task).interrupted, fresh(task).error_class) == (1, None)
+
+
+def test_a_running_task_that_is_canceled_twice_gets_one_command(run):
+    task = a_task()
+    claim(run)
+    assert [lifecycle.cancel(run, task.id) for _ in range(2)] == ["requested", "requested"]
+    assert Command.objects.count() == 1

@@ -33,7 +33,7 @@ class Tally:
 #: A running task keeps its state: its run ends it. Its worker is told through the command channel.
 _CANCEL = """/* dhara:cancel */
 WITH held AS MATERIALIZED (
-    SELECT id, state, worker_id FROM dhara_task
+    SELECT id, state, worker_id, cancel_requested_at IS NULL AS is_new FROM dhara_task
     WHERE id = ANY (%(id)s::uuid[]) AND state IN ('PENDING', 'RUNNING')
     ORDER BY id FOR NO KEY UPDATE {skip_locked}
 ),
@@ -43,12 +43,12 @@ changed AS (
         finished_at = CASE held.state WHEN 'PENDING' THEN statement_timestamp() END,
         cancel_requested_at = coalesce(task.cancel_requested_at, statement_timestamp())
     FROM held WHERE task.id = held.id
-    RETURNING task.id, task.lease, held.state, held.worker_id
+    RETURNING task.id, task.lease, held.state, held.worker_id, held.is_new
 ),
 told AS (
     INSERT INTO dhara_command (worker_id, verb, argument, created_at)
     SELECT worker_id, 'CANCEL', jsonb_build_object('task', id, 'lease', lease), statement_timestamp()
-    FROM changed WHERE state = 'RUNNING'
+    FROM changed WHERE state = 'RUNNING' AND is_new
 )
 SELECT id, CASE state WHEN 'PENDING' THEN 'canceled' ELSE 'requested' END, NULL, NULL FROM changed
 """

@@ -85,8 +85,9 @@ settled AS (
         interrupted = task.interrupted + (held.verb = 'interrupt')::int,
         snoozed = task.snoozed + (held.verb = 'snooze')::int,
         result = coalesce(held.result, task.result),
-        error_class = coalesce(held.class, task.error_class),
-        error_fingerprint = coalesce(held.fingerprint, task.error_fingerprint),
+        error_class = CASE WHEN held.failed OR held.next = 'DEAD' THEN held.class ELSE task.error_class END,
+        error_fingerprint = CASE WHEN held.failed OR held.next = 'DEAD' THEN held.fingerprint
+                                 ELSE task.error_fingerprint END,
         attempted_at = CASE WHEN held.seconds IS NOT NULL
                             THEN statement_timestamp() - make_interval(secs => held.seconds)
                             WHEN task.started_at <> task.attempted_at THEN task.attempted_at END,
