@@ -124,7 +124,7 @@ class Play:
         self.killed = Killed(worker.name, worker.id, _database_time(), held)
         self._screen.event(
             self._screen.style.ERROR(f"kill -9 {worker.name}")
-            + f", which has {len(held)} tasks in its hands; nobody replaces it"
+            + f", which has {len(held)} {'task' if len(held) == 1 else 'tasks'} in its hands; nobody replaces it"
         )
 
     def _busiest(self) -> tuple[Worker | None, int]:
@@ -158,8 +158,8 @@ class Play:
         if found.back == found.tasks:
             self._is_back = True
             self._screen.event(
-                self._screen.style.SUCCESS(f"all {found.tasks} are back")
-                + f": started again elsewhere {found.first:.1f} to {found.last:.1f} s after the kill"
+                self._screen.style.SUCCESS("its tasks are back")
+                + f": started again elsewhere {found.span} after the kill"
             )
 
     def _draw(self) -> None:

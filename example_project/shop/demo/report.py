@@ -24,6 +24,11 @@ class Comeback(NamedTuple):
     #: Receipts that the killed runs had written before the kill.
     written: int
 
+    @property
+    def span(self) -> str:
+        first, last = f"{self.first:.1f}", f"{self.last:.1f}"
+        return f"{last} s" if first == last else f"{first} to {last} s"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -55,7 +60,7 @@ class Report:
 
     def wrong(self) -> str:
         """What is not as promised, in one line; empty if all is well."""
-        return ", ".join(f"{count} {name}" for name, count in self.zeros.items() if count)
+        return ", ".join(f"{name}: {count}" for name, count in self.zeros.items() if count)
 
 
 def read(rolled_back: int, killed: "Killed | None") -> Report:
@@ -84,7 +89,7 @@ SELECT (SELECT count(*) FROM shop_order),
        (SELECT count(*) - count(DISTINCT order_id) FROM shop_receipt),
        (SELECT count(*) FROM shop_receipt WHERE order_id NOT IN (SELECT id FROM shop_order)),
        (SELECT count(*) FROM shop_order WHERE id NOT IN (SELECT order_id FROM shop_receipt)),
-       (SELECT coalesce(sum(abs(product.reordered - coalesce(wanted.pieces, 0))), 0) FROM shop_product AS product
+       (SELECT coalesce(sum(abs(product.reordered - coalesce(wanted.pieces, 0))), 0)::int FROM shop_product AS product
         LEFT JOIN (SELECT product_id, sum(quantity) AS pieces FROM shop_order WHERE quantity >= %(large)s
                    GROUP BY product_id) AS wanted ON wanted.product_id = product.id)
 """
@@ -162,8 +167,9 @@ def told(report: Report) -> Iterator[tuple[str, str]]:
 def _told_comeback(found: Comeback) -> Iterator[tuple[str, str]]:
     yield "runs cut off by the kill", f"{found.tasks}; {found.back} repeated by other workers"
     if found.back:
-        yield "running again after", f"{found.first:.1f} to {found.last:.1f} s (lease 3 s, sweep 1 s)"
-    yield "receipts these had written", f"{found.written}, found by the repetition, not repeated"
+        yield "running again after", f"{found.span} (lease 3 s, sweep 1 s)"
+    written = f"{found.written}, found by the repetition, not repeated" if found.written else "none yet"
+    yield "receipts these had written", written
 
 
 def _row(statement: str, values: dict[str, Any]) -> tuple:

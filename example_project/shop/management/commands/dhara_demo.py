@@ -33,8 +33,9 @@ class Command(BaseCommand):
     def handle(self, *, orders: int, serve: bool, **_: object) -> None:
         if orders < FEWEST and not (serve and orders == 0):
             raise CommandError(f"--orders is at least {FEWEST}, so that there is a worker to kill (or 0 with --serve).")
-        # SIGTERM ends it as Ctrl-C does: with all its processes.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # SIGTERM ends it as Ctrl-C does, with all its processes. A shell's background job starts with SIGINT ignored.
+        for word in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(word, signal.default_int_handler)
         os.environ.setdefault("PGCONNECT_TIMEOUT", "10")
         screen = Screen(self.stdout, self.style)
         try:
