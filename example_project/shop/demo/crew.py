@@ -14,14 +14,15 @@ from django.conf import settings
 from django.core.management import CommandError
 
 #: The leader of the processes' group. It reads a pipe that only the demo holds open: when the demo is gone, even by
-#: SIGKILL, the pipe ends, and the leader ends the group.
+#: SIGKILL, the pipe ends, and the leader removes the logs and ends the group.
 _LEADER = """
-import os, signal, sys, time
+import os, shutil, signal, sys, time
 for word in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(word, signal.SIG_IGN)
 sys.stdin.buffer.read()
 os.killpg(0, signal.SIGTERM)
 time.sleep(5)
+shutil.rmtree(sys.argv[1], ignore_errors=True)
 os.killpg(0, signal.SIGKILL)
 """
 START_SECONDS = 30.0
@@ -35,7 +36,7 @@ class Crew:
         self.members: dict[str, subprocess.Popen] = {}
         self._logs = tempfile.TemporaryDirectory(prefix="dhara-demo-")
         self._leader = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _LEADER], stdin=subprocess.PIPE, process_group=0
+            [sys.executable, "-I", "-S", "-c", _LEADER, self._logs.name], stdin=subprocess.PIPE, process_group=0
         )
 
     def __enter__(self) -> Self:
