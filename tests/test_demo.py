@@ -3,7 +3,6 @@
 import io
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -322,15 +321,21 @@ def test_a_database_out_of_reach_is_one_line():
     assert re.fullmatch(r"CommandError: the database cannot be reached: .*127\.0\.0\.1.*\n", run.stderr), run.stderr
 
 
+@pytest.fixture
+def home():
+    """A folder that the account of a server started by root can get to."""
+    with tempfile.TemporaryDirectory(prefix="dhara-home-") as name:
+        folder = Path(name)
+        folder.chmod(0o711)
+        yield folder
+
+
 @pytest.mark.slow
-def test_the_demo_starts_a_postgresql_of_its_own():
+def test_the_demo_starts_a_postgresql_of_its_own(home):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO", "DATABASE", "PG"))}
-    home = Path(tempfile.mkdtemp(prefix="dhara-demo-"))
-    home.chmod(0o711)
     command = [sys.executable, "manage.py", "dhara_demo", "--orders", "20"]
     environment = kept | {"LOCALDB_HOME": str(home), "LOCALDB_PROFILE": "test-demo"}
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
     assert run.returncode == 0, run.stdout + run.stderr
     left = subprocess.run(["ps", "-eww", "-o", "args="], capture_output=True, text=True).stdout
     assert str(home) not in left
-    shutil.rmtree(home)
