@@ -60,8 +60,10 @@ class Store(Protocol):
 
     def report(self, run: Run, progress: str | None, checkpoint: str | None) -> None: ...
 
-    def next_due(self, unknown: Collection[str]) -> timedelta | None:
-        """How long the next scheduled task has to wait; None: there is none."""
+    def now(self) -> datetime: ...
+
+    def next_due(self, after: datetime, unknown: Collection[str]) -> timedelta | None:
+        """How long the next task that was not due at `after` has to wait; None: there is none."""
 
     def shift(self, back: timedelta) -> None:
         """Let every pending task be due earlier."""
@@ -236,13 +238,14 @@ class Drain:
 
     def _claim(self) -> Claim | None:
         while True:
+            asked = self._store.now()
             claim = self._store.claim(self.worker, self._unknown)
-            if claim is not None or not self._let_time_pass():
+            if claim is not None or not self._let_time_pass(asked):
                 return claim
 
-    def _let_time_pass(self) -> bool:
-        """Until the next task is due, if that is wanted."""
-        wait = self._store.next_due(self._unknown) if self._horizon > timedelta(0) else None
+    def _let_time_pass(self, asked: datetime) -> bool:
+        """Until the next task is due, if that is wanted. One may have become due by itself since `asked`."""
+        wait = self._store.next_due(asked, self._unknown) if self._horizon > timedelta(0) else None
         if wait is None or wait > self._horizon - self._passed:
             return False
         self._store.shift(wait)

@@ -137,10 +137,12 @@ class Memory:
         entry.progress = progress or entry.progress
         entry.claim = replace(entry.claim, checkpoint=checkpoint or entry.claim.checkpoint)
 
-    def next_due(self, unknown: Collection[str]) -> timedelta | None:
-        now = timezone.now()
-        waiting = [entry.run_at - now for entry in self._pending(unknown) if entry.run_at > now]
-        return min(waiting, default=None)
+    def now(self) -> datetime:
+        return timezone.now()
+
+    def next_due(self, after: datetime, unknown: Collection[str]) -> timedelta | None:
+        due = min((entry.run_at for entry in self._pending(unknown) if entry.run_at > after), default=None)
+        return None if due is None else max(due - timezone.now(), timedelta(0))
 
     def shift(self, back: timedelta) -> None:
         for entry in self.entries:

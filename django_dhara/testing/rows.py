@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import cast
 from uuid import UUID
 
 from django.db.models import F
@@ -60,11 +61,16 @@ class Rows:
     def report(self, run: Run, progress: str | None, checkpoint: str | None) -> None:
         lifecycle.report(self._execute, [Report(run.claim.id, run.claim.lease, progress, checkpoint)])
 
-    def next_due(self, unknown: Collection[str]) -> timedelta | None:
+    def now(self) -> datetime:
+        [[now]] = self._execute("SELECT statement_timestamp()", {})
+        return cast("datetime", now)
+
+    def next_due(self, after: datetime, unknown: Collection[str]) -> timedelta | None:
         closed = Queue.objects.using(self._database).filter(backend=self._backend.alias, paused_at__isnull=False)
-        waiting = self._mine().scheduled().on_queues(self._queues or ()).exclude(function__in=unknown)
-        waiting = waiting.exclude(queue__in=closed.values("name"))
-        return waiting.order_by("run_at").annotate(wait=F("run_at") - Now()).values_list("wait", flat=True).first()
+        waiting = self._mine().pending().filter(run_at__gt=after).on_queues(self._queues or ())
+        waiting = waiting.exclude(function__in=unknown).exclude(queue__in=closed.values("name"))
+        wait = waiting.order_by("run_at").annotate(wait=F("run_at") - Now()).values_list("wait", flat=True).first()
+        return None if wait is None else max(wait, timedelta(0))
 
     def shift(self, back: timedelta) -> None:
         self._mine().pending().update(run_at=F("run_at") - back)
