@@ -83,6 +83,7 @@ class Alarm:
                 signal.signal(number, old)
 
     def close(self) -> None:
+        """Not before `on_signals` has ended: a signal would write to whatever has the pipe's number by then."""
         self._selector.close()
         os.close(self._reader)
         os.close(self._writer)

@@ -75,6 +75,10 @@ class Ears:
             self._give_up()
         return queues
 
+    def hurry(self) -> None:
+        """The worker is to stop."""
+        self._session.hurry()
+
     def _give_up(self) -> None:
         logger.warning(
             "LISTEN hears nothing on this connection, as behind a pooler in transaction mode: new tasks are found by "

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import iscoroutine, iscoroutinefunction
+from math import isnan, nan
 from time import monotonic
 from typing import Any, Protocol
 from uuid import UUID
@@ -49,7 +50,7 @@ from django_dhara.states import (
     State,
     TimedOut,
 )
-from django_dhara.tasks import Task
+from django_dhara.tasks import MAX_DELAY, Task
 
 logger = logging.getLogger("django_dhara.worker")
 
@@ -84,6 +85,8 @@ class Run:
     lease_ends: float
     #: When it came into this process.
     taken: float = 0.0
+    #: When a thread took it up, to import its function at first.
+    picked: float | None = None
     #: Monotonic times of the function's start and end.
     started: float | None = None
     ended: float | None = None
@@ -151,8 +154,8 @@ class Context(TaskContext):
 
     @property
     def canceled(self) -> bool:
-        """Somebody canceled the task, or it was taken away: a long function looks here and ends early."""
-        return self._run.canceled
+        """Somebody canceled the task, or it was taken away or is overdue: a long function looks here and ends early."""
+        return self._run.canceled or self._run.abandoned
 
     @property
     def stopping(self) -> bool:
@@ -278,7 +281,7 @@ def judge(run: Run, error: BaseException) -> Outcome:
     """What an exception makes of the run. It never raises, and keeps only text that can be stored."""
     run.exception = error
     if isinstance(error, Snooze):
-        return Snoozed(error.delay)
+        return Snoozed(_own_delay(error))
     if isinstance(error, CancelledError) and run.abandoned:
         return interrupt(run)
     if isinstance(error, CancelledError) and run.canceled:
@@ -310,7 +313,7 @@ def describe(run: Run, error: BaseException) -> Error:
 def _delay(run: Run, error: BaseException, told: Error) -> float | None:
     """Seconds until the next attempt; None: do not retry. The function's own policy, else the backend's."""
     if isinstance(error, Retry):
-        return error.delay
+        return _own_delay(error)
     default = retry.Exponential(run.options.backoff_base_seconds, run.options.backoff_cap_seconds)
     own = run.task.backoff if isinstance(run.task, Task) else None
     if own is None:
@@ -320,6 +323,15 @@ def _delay(run: Run, error: BaseException, told: Error) -> float | None:
     if problem is not None:
         logger.error("The backoff of %s failed; the default was used", run.claim.function, exc_info=problem)
     return delay
+
+
+def _own_delay(error: Snooze | Retry) -> float:
+    """The delay that the exception brings, if it is one: a subclass may have put anything there."""
+    try:
+        delay = float(error.delay)
+    except BaseException:
+        delay = nan
+    return retry.LAST_RESORT if isnan(delay) else min(max(delay, 0.0), MAX_DELAY.total_seconds())
 
 
 def result(run: Run, state: State, *errors: TaskError, **named: Any) -> results.TaskResult:

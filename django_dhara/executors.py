@@ -21,7 +21,7 @@ from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 
 from django_dhara import execution, hygiene
 from django_dhara.execution import Run
-from django_dhara.states import HandedBack
+from django_dhara.states import HandedBack, Outcome
 
 logger = logging.getLogger("django_dhara.worker")
 
@@ -103,21 +103,41 @@ class Threads:
             return self._tickets.get()
 
     def _run(self, run: Run) -> None:
-        run.outcome = _refuse_start(run) or execution.prepare(run)
+        run.picked = monotonic()
+        run.outcome = None if _is_wanted(run) else HandedBack()
+        run.outcome = run.outcome or execution.prepare(run)
         if run.outcome is None and run.is_async:
             return self._pass_on(run)
         if run.outcome is None:
             hygiene.before_run()
-            run.started = monotonic()
-            run.outcome = execution.execute(run)
-            run.ended = monotonic()
+            run.outcome = self._call(run)
             hygiene.after_run(run.claim.function)
         return self._done(run)
 
+    def _call(self, run: Run) -> Outcome:
+        if not _may_start(run):
+            return HandedBack()
+        outcome = execution.execute(run)
+        run.ended = monotonic()
+        return outcome
 
-def _refuse_start(run: Run) -> HandedBack | None:
-    """A task that waited so long that it may be another's by now, or that nobody wants any more, is not started."""
-    return HandedBack() if monotonic() > run.lease_ends or run.canceled else None
+
+def _is_wanted(run: Run) -> bool:
+    """False for a task that waited so long that it may be another's by now, or that nobody wants any more."""
+    return monotonic() <= run.lease_ends and not run.canceled and not run.abandoned
+
+
+def _may_start(run: Run) -> bool:
+    """Is it still wanted, after the import of its function? If so, it has started.
+
+    The start is said before the question is asked; the control loop, which gives runs up while functions are imported,
+    says that before it looks for the start. So one of them sees the other, and no function starts after its task was
+    handed back.
+    """
+    run.started = monotonic()
+    if not _is_wanted(run):
+        run.started = None
+    return run.started is not None
 
 
 class EventLoop:
@@ -130,6 +150,7 @@ class EventLoop:
         self._tasks: dict[Run, asyncio.Task[None]] = {}
         self._turned = monotonic()
         self._starting = threading.Lock()
+        self._closed = False
 
     def submit(self, run: Run) -> None:
         self._running_loop().call_soon_threadsafe(self._start, run)
@@ -151,6 +172,7 @@ class EventLoop:
         return None
 
     def close(self) -> None:
+        self._closed = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -167,7 +189,13 @@ class EventLoop:
         asyncio.set_event_loop(self._loop)
         self._context = contextvars.copy_context()
         self._turn()
-        self._loop.run_forever()
+        while not (self._closed or self._loop.is_closed()):
+            try:
+                self._loop.run_forever()
+            except BaseException:
+                # A function's own asyncio task that ends by SystemExit or KeyboardInterrupt takes the loop with it.
+                logger.exception("Something that a function started has stopped the event loop; it goes on")
+        self._loop.close()  # its selector and its sockets would outlive a worker that runs in a test
 
     def _turn(self) -> None:
         assert self._loop is not None
@@ -187,11 +215,13 @@ class EventLoop:
     async def _run(self, run: Run) -> None:
         # A thread of its own for what the function does through sync_to_async, the ORM above all: in the one shared
         # thread, which asgiref would take, one slow query would hold up every other function.
-        run.outcome = _refuse_start(run) or (execution.prepare(run) if run.task is None else None)
+        run.picked = monotonic()
+        run.outcome = execution.prepare(run) if run.task is None else None
+        if run.outcome is None and not _may_start(run):
+            run.outcome = HandedBack()
         if run.outcome is not None:
             return
         async with ThreadSensitiveContext() as context:
-            run.started = monotonic()
             run.outcome = await execution.aexecute(run)
             run.ended = monotonic()
             if context in SyncToAsync.context_to_thread_executor:
@@ -240,7 +270,7 @@ class Herald:
         while (call := self._waiting.get()) is not None:
             self._context.copy().run(self._call, call)
             if self._waiting.empty():
-                hygiene.after_run("a signal receiver")
+                self._call(lambda: hygiene.after_run("a signal receiver"))
         hygiene.close_all()
 
     def _call(self, call: Callable[[], Any]) -> None:

@@ -68,6 +68,8 @@ class Hand:
         self._parked: list[Run] = []
         self._unknown: dict[str, float] = {}
         self._told_blocked: set[Run] = set()
+        #: A function that has been given up blocks the event loop: no other `async def` function runs here any more.
+        self.is_stuck = False
         self._outbox: deque[tuple[Run, Outcome | None, bool]] = deque()
 
         self._pace = Pace(options.concurrency, options.max_prefetch)
@@ -166,11 +168,11 @@ class Hand:
         """Take in what ended since the last call."""
         while self._outbox:
             run, outcome, is_verdict = self._outbox.popleft()
+            if not is_verdict:
+                self._abandoned.discard(run)
             if run.lost:
                 self._close_run(run)
-            elif run.abandoned and not is_verdict:
-                self._abandoned.discard(run)
-            elif outcome is not None:
+            elif outcome is not None and (is_verdict or not run.abandoned):
                 self._conclude(run, outcome)
 
     def _conclude(self, run: Run, outcome: Outcome) -> None:
@@ -183,7 +185,8 @@ class Hand:
             self._remember_unknown(run)
         if not self.endings:
             self.oldest_ending = monotonic()
-        self.endings[run] = Ending(run.claim.id, run.claim.lease, outcome, run.seconds)
+        seconds = None if isinstance(outcome, HandedBack) else run.seconds
+        self.endings[run] = Ending(run.claim.id, run.claim.lease, outcome, seconds)
 
     def _close_run(self, run: Run) -> None:
         self._open.discard(run)
@@ -229,7 +232,8 @@ class Hand:
     def check(self, now: float) -> None:
         """Overdue functions, tasks that wait here for too long, functions that block the event loop."""
         for run in list(self._open):
-            if run.started is not None and not run.abandoned and not run.lost and now - run.started > run.timeout:
+            begun = run.picked if run.started is None else run.started
+            if begun is not None and not run.abandoned and now - begun > run.timeout:
                 self._time_out(run)
         oldest = self._threads.oldest()
         if oldest is not None and now - oldest.taken > STALE_SECONDS:
@@ -244,7 +248,9 @@ class Hand:
             self._loop.stop(run)
         else:
             self._threads.replace(run)
-        if isinstance(run.task, Task) and run.task.backoff is not None:
+        if run.lost:
+            self._close_run(run)
+        elif isinstance(run.task, Task) and run.task.backoff is not None:
             self._herald.submit(lambda: self._judge_overdue(run))  # the function's own backoff is user code
         else:
             self._conclude(run, execution.time_out(run))
@@ -255,8 +261,11 @@ class Hand:
 
     def _check_loop(self) -> None:
         blocked = self._loop.blocked_by()
-        if blocked is not None and blocked[0] not in self._told_blocked:
-            run, seconds = blocked
+        if blocked is None:
+            return
+        run, seconds = blocked
+        self.is_stuck = run.abandoned
+        if run not in self._told_blocked:
             self._told_blocked.add(run)
             logger.warning(
                 "%s (task %s) has blocked the event loop for %.1f s: no other `async def` function runs meanwhile. "
@@ -296,11 +305,11 @@ class Hand:
         """Hand back everything; functions that still run are interrupted, and their late outcomes are not wanted."""
         self.drain()
         for run in list(self._open):
-            if run.started is None:
-                self._conclude(run, HandedBack())
+            run.abandoned = True  # said before `started` is looked at; see `executors._may_start`
+            if run.lost:
+                self._close_run(run)
             else:
-                self._conclude(run, execution.interrupt(run))
-            run.abandoned = True
+                self._conclude(run, HandedBack() if run.started is None else execution.interrupt(run))
             self._stop_function(run)
 
     def tell(self, calls: Iterable[Callable[[], Any]]) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import re
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import connections, reset_queries
@@ -18,14 +19,17 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from psycopg import Error as PsycopgError
 from psycopg.pq import TransactionStatus
+from psycopg.sql import Composable
 
 logger = logging.getLogger("django_dhara.worker")
 
-#: Statements that change the session beyond the transaction. `SET LOCAL` does not.
+#: Statements that change the session beyond the transaction. `SET LOCAL` does not. Several may stand in one text, each
+#: after comments.
 _ALTERS_SESSION = re.compile(
-    r"^\s*(set\s+(?!local\b)|reset\b|discard\b|listen\b|prepare\b|load\b|create\s+(local\s+)?temp)"
-    r"|\bset_config\s*\(|\bpg_(try_)?advisory_lock(_shared)?\s*\(",
-    re.IGNORECASE,
+    r"(?:^|;)(?:\s|--[^\n]*\n|/\*.*?\*/)*"
+    r"(?:set\s+(?!local\b)|reset\b|discard\b|listen\b|prepare\b|load\b|create\s+(?:local\s+)?temp)"
+    r"|\bset_config\s*\(|\bpg_(?:try_)?advisory_lock(?:_shared)?\s*\(",
+    re.IGNORECASE | re.DOTALL,
 )
 
 
@@ -41,7 +45,9 @@ def _watch_connection(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
 
 
 def _notice(execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
-    if _ALTERS_SESSION.search(sql if isinstance(sql, str) else str(sql)):
+    # One that psycopg composes, as for the name of a tenant's schema, says nothing sensible by str().
+    text = sql if isinstance(sql, str) else sql.as_string(None) if isinstance(sql, Composable) else str(sql)
+    if _ALTERS_SESSION.search(text):
         context["connection"].dhara_altered = True
     return execute(sql, params, many, context)
 
@@ -49,30 +55,43 @@ def _notice(execute: Callable[..., Any], sql: Any, params: Any, many: bool, cont
 def before_run() -> None:
     """Drop connections of this thread that died while they were idle, so that the first query does not find out."""
     for connection in connections.all(initialized_only=True):
-        if connection.connection is not None and _is_dead(connection.connection):
-            _drop(connection)
-        connection.close_if_unusable_or_obsolete()
+        with _forgiven(connection):
+            if connection.connection is not None and _is_dead(connection.connection):
+                _drop(connection)
+            connection.close_if_unusable_or_obsolete()
     reset_queries()
 
 
 def after_run(function: str) -> None:
     """Undo what the run of `function` left behind on this thread's connections, and say so where it is a mistake."""
     for connection in connections.all(initialized_only=True):
-        left = _leftover(connection)
-        if left:
-            logger.warning(
-                "%s left %s on connection %r: it was rolled back and closed", function, left, connection.alias
-            )
-            _drop(connection)
-        elif getattr(connection, "dhara_altered", False):
-            _drop(connection)
-        connection.close_if_unusable_or_obsolete()
+        with _forgiven(connection):
+            left = _leftover(connection)
+            if left:
+                logger.warning(
+                    "%s left %s on connection %r: it was rolled back and closed", function, left, connection.alias
+                )
+                _drop(connection)
+            elif getattr(connection, "dhara_altered", False):
+                _drop(connection)
+            connection.close_if_unusable_or_obsolete()
 
 
 def close_all() -> None:
     """Close this thread's connections."""
     for connection in connections.all(initialized_only=True):
-        _drop(connection)
+        with _forgiven(connection):
+            _drop(connection)
+
+
+@contextmanager
+def _forgiven(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """A function can leave a connection in any state; one that does not let itself be closed is forgotten."""
+    try:
+        yield
+    except Exception:
+        logger.exception("Connection %r could not be closed and is forgotten", connection.alias)
+        connection.connection = None
 
 
 def _leftover(connection: BaseDatabaseWrapper) -> str:

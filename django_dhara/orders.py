@@ -13,6 +13,7 @@ from uuid import UUID
 from django_dhara.hand import Hand
 from django_dhara.lifecycle import Order
 from django_dhara.models import Command
+from django_dhara.payload import clean_text
 from django_dhara.sql import Execute
 
 _ANSWER = """/* dhara:answer */
@@ -28,9 +29,17 @@ def obey(execute: Execute, orders: Iterable[Order], hand: Hand, stop: Callable[[
     Args:
         stop: drains the worker.
     """
-    answers = {order.id: json.dumps(_carry_out(order, hand, stop)) for order in orders}
+    answers = {order.id: _answer(order, hand, stop) for order in orders}
     if answers:
         execute(_ANSWER, {"id": list(answers), "answer": list(answers.values())})
+
+
+def _answer(order: Order, hand: Hand, stop: Callable[[], None]) -> str:
+    """As JSON. A row of commands may come from anywhere, and must not stop the worker that reads it."""
+    try:
+        return json.dumps(_carry_out(order, hand, stop))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return json.dumps(f"this worker does not understand the argument: {type(error).__name__}")
 
 
 def _carry_out(order: Order, hand: Hand, stop: Callable[[], None]) -> Any:
@@ -57,6 +66,8 @@ def stacks() -> dict[str, str]:
     """What every thread of this process does right now, by the thread's name."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
-        f"{names.get(ident, 'thread')} {ident}": "".join(traceback.format_stack(frame))[-10_000:]
+        clean_text(f"{names.get(ident, 'thread')} {ident}", max_bytes=200): clean_text(
+            "".join(traceback.format_stack(frame))[-10_000:], max_bytes=20_000
+        )
         for ident, frame in sys._current_frames().items()  # noqa: SLF001
     }

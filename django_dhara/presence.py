@@ -20,7 +20,7 @@ INSERT INTO dhara_worker (id, backend, name, host, pid, version, queues, exclude
                           started_at, heartbeat_at)
 VALUES (%(id)s, %(backend)s, %(name)s, %(host)s, %(pid)s, %(version)s, %(queues)s::jsonb, %(exclude)s::jsonb,
         %(concurrency)s, %(lease)s, statement_timestamp(), statement_timestamp())
-ON CONFLICT (id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at
+ON CONFLICT (id) DO NOTHING
 """
 _DRAINING = "/* dhara:draining */ UPDATE dhara_worker SET draining_at = statement_timestamp() WHERE id = %(id)s"
 _STOPPED = "/* dhara:stopped */ UPDATE dhara_worker SET stopped_at = statement_timestamp() WHERE id = %(id)s"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from uuid import UUID
 
 from django_dhara import lifecycle
 from django_dhara.errors import LeaseLost
 from django_dhara.execution import Run
 from django_dhara.lifecycle import Report
+from django_dhara.settling import UNSTORABLE
 from django_dhara.sql import Execute
+
+logger = logging.getLogger("django_dhara.worker")
 
 
 class _Checkpoint:
@@ -57,18 +62,35 @@ class Reports:
     def __bool__(self) -> bool:
         return bool(self._progress or self._checkpoints)
 
+    def concern(self, runs: Iterable[Run]) -> bool:
+        """Is there something that one of these has said last?"""
+        return any(run in self._progress for run in runs)
+
     def write(self, execute: Execute) -> None:
-        """Write all by one statement. If it fails, all is kept for the next try."""
+        """Write all by one statement. If the database is away or busy, all is kept for the next try."""
         progress, checkpoints = dict(self._progress), list(self._checkpoints)
         newest = {waiting.run: waiting.text for waiting in checkpoints}
-        runs = list({**progress, **newest})
-        taken = lifecycle.report(execute, [Report(*run.key, progress.get(run), newest.get(run)) for run in runs])
+        reports = {run: Report(*run.key, progress.get(run), newest.get(run)) for run in [*progress, *newest]}
+        taken = self._write(execute, list(reports.values()))
         for run, text in progress.items():
             if self._progress.get(run) == text:
                 del self._progress[run]
+        missing = [waiting.run for waiting in checkpoints if waiting.run.key not in taken]
+        # Somebody may have the task's row locked; then it is still this run's, and its word comes again.
+        locked = lifecycle.owned(execute, missing[0].worker) if missing else set()
         for waiting in checkpoints:
-            self._checkpoints.remove(waiting)
-            waiting.answer(waiting.run.key in taken)
+            if waiting.run.key in taken or waiting.run.key not in locked:
+                self._checkpoints.remove(waiting)
+                waiting.answer(waiting.run.key in taken)
+
+    def _write(self, execute: Execute, reports: list[Report]) -> set[tuple[UUID, int]]:
+        try:
+            return lifecycle.report(execute, reports)
+        except UNSTORABLE:
+            if len(reports) > 1:  # alone each, so that it harms only itself
+                return {key for report in reports for key in self._write(execute, [report])}
+            logger.exception("What task %s said of itself could not be stored", reports[0].id)
+            return set()
 
     def refuse(self, run: Run) -> None:
         """The run is over or lost: nothing of it is written any more."""

@@ -46,20 +46,27 @@ class Reaper:
     ) -> None:
         self.due_at = 0.0
         self._alias, self._backend, self._options, self._told = alias, backend, options, told
-        self._last_contact: float | None = None
-        self._grace_ends = 0.0
+        #: From its birth on: a reaper that could not reach the database at once was cut off like everybody else.
+        self._last_contact = monotonic()
+        self._grace_ends = self._sweep_at = 0.0
+        #: Leases are renewed when half of them is left, so who comes back after a third of one, and some seconds to
+        #: connect, comes in time. Contact is sought twice as often as that, however rare the sweeps are.
+        self._longest_gap = options.lease_seconds / 3
 
     def tick(self, execute: Execute) -> None:
         """Rescue until nothing abandoned is left, unless the grace of an outage lasts."""
         self._meet_database(execute)
-        if monotonic() >= self._grace_ends:
+        now = monotonic()
+        if now >= max(self._sweep_at, self._grace_ends):
+            self._sweep_at = now + self._options.sweep_seconds
             self._sweep(execute)
-        self.due_at = monotonic() + self._options.sweep_seconds
+        self.due_at = monotonic() + min(self._options.sweep_seconds, self._longest_gap / 2)
 
     def _meet_database(self, execute: Execute) -> None:
-        allowed = self._options.sweep_seconds + self._options.lease_seconds / 3
-        if self._last_contact is not None and monotonic() - self._last_contact > allowed:
+        gap = monotonic() - self._last_contact
+        if gap > self._longest_gap or monotonic() < max(self._sweep_at, self._grace_ends):
             execute("/* dhara:reaper */ SELECT 1", {})
+        if gap > self._longest_gap:
             self._grace_ends = monotonic() + self._options.lease_seconds
         self._last_contact = monotonic()
 

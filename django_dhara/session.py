@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 import psycopg
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 logger = logging.getLogger("django_dhara.worker")
@@ -23,6 +24,9 @@ TRY_AGAIN = frozenset({"40P01", "40001", "55P03", "57014"})
 NOT_PREPARED = frozenset({"26000", "42P05"})
 #: A server that only reads (a standby, or an old primary after a failover): look for the other one.
 READ_ONLY = "25006"
+#: The server gives a statement up after this share of its deadline here. One that waits for a lock is then known to
+#: have done nothing, and none is left behind that would claim tasks for nobody once it gets its lock.
+SERVER_SHARE = 0.8
 
 
 class Disconnected(Exception):
@@ -79,18 +83,12 @@ class Session:
         """
         if self._connection is not None:
             return
+        connection = _connect(self)
         try:
-            connection = _connect(self)
-            [(recovering, isolation)] = connection.execute(
-                "SELECT pg_is_in_recovery(), current_setting('default_transaction_isolation')"
-            ).fetchall()
-            if isolation != "read committed":
-                connection.execute("SET default_transaction_isolation = 'read committed'")
-        except (psycopg.Error, OSError, _Overdue) as error:
-            raise Disconnected(_one_line(error)) from error
-        if recovering:
+            _prepare(connection)
+        except (psycopg.Error, OSError) as error:
             connection.close()
-            raise Disconnected("the server is a standby and only reads")
+            raise Disconnected(_one_line(error)) from error
         self._connection = connection
 
     def execute(self, statement: str, parameters: Mapping[str, Any] | None = None) -> Sequence[tuple[Any, ...]]:
@@ -104,15 +102,12 @@ class Session:
         try:
             cursor = self.raw.execute(statement, parameters, prepare=None if self.prepares else False)
             return cursor.fetchall() if cursor.description else []
-        except _Overdue as error:
-            self.close()
-            raise Disconnected(f"no answer within {self.deadline_seconds:g} s") from error
         except psycopg.Error as error:
             if error.sqlstate in NOT_PREPARED:
                 self.prepares = False
             if error.sqlstate in TRY_AGAIN | NOT_PREPARED:
                 raise Busy(_one_line(error)) from error
-            if self.raw.closed or error.sqlstate == READ_ONLY or _is_server_side(error):
+            if self.raw.closed or _is_server_side(error):  # an overdue statement counts as one, too
                 self.close()
                 raise Disconnected(_one_line(error)) from error
             raise
@@ -124,7 +119,7 @@ class Session:
             connection.close()
 
 
-class _Overdue(Exception):
+class _Overdue(psycopg.OperationalError):
     """A statement took longer than its deadline."""
 
 
@@ -142,29 +137,58 @@ def _limited(session: Session, gen: Any) -> Any:
         ready = yield next(gen)
         while True:
             if not ready and session.is_overdue(since):
-                raise _Overdue
+                raise _Overdue(f"no answer within {session.deadline_seconds:g} s")
             ready = yield gen.send(ready)
     except StopIteration as end:
         return end.value
 
 
 def _connect(session: Session) -> _Connection:
-    wrapper = connections[session.alias]
-    parameters: dict[str, Any] = wrapper.get_connection_params()
+    try:
+        # Of a custom engine's making: it may ask a service for a password, and be told that it is away.
+        parameters: dict[str, Any] = connections[session.alias].get_connection_params()
+    except ImproperlyConfigured:
+        raise
+    except Exception as error:  # whatever that service's client raises
+        raise Disconnected(_one_line(error)) from error
     parameters |= {"cursor_factory": psycopg.Cursor, "prepare_threshold": 5, "application_name": session.name}
     parameters.setdefault("connect_timeout", max(2, int(session.deadline_seconds)))
     if session.dsn:
         parameters = {"conninfo": session.dsn, "application_name": session.name, "context": parameters["context"]}
-    connection = _Connection.connect(autocommit=True, **parameters)
+    try:
+        connection = _Connection.connect(autocommit=True, **parameters)
+    except (psycopg.Error, OSError) as error:
+        raise Disconnected(_one_line(error)) from error
     connection.session = session
-    if role := wrapper.settings_dict.get("OPTIONS", {}).get("assume_role"):
-        connection.execute(psycopg.sql.SQL("SET ROLE {}").format(psycopg.sql.Identifier(role)))
     return connection
 
 
+def _prepare(connection: _Connection) -> None:
+    """See that this is a server that can write, and set the session up."""
+    session = connection.session
+    if role := connections[session.alias].settings_dict.get("OPTIONS", {}).get("assume_role"):
+        connection.execute(psycopg.sql.SQL("SET ROLE {}").format(psycopg.sql.Identifier(role)))
+    [(recovering, isolation, pid)] = connection.execute(
+        "SELECT pg_is_in_recovery(), current_setting('default_transaction_isolation'), pg_backend_pid()"
+    ).fetchall()
+    if recovering:
+        raise psycopg.OperationalError("the server is a standby and only reads")
+    if isolation != "read committed":
+        connection.execute("SET default_transaction_isolation = 'read committed'")
+    if pid == connection.info.backend_pid:
+        # A pooler tells a number of its own making, and would hand our setting on to others.
+        limit = str(max(int(session.deadline_seconds * SERVER_SHARE * 1000), 1))
+        connection.execute("SELECT set_config('statement_timeout', %s, false)", [limit])
+
+
 def _is_server_side(error: psycopg.Error) -> bool:
-    """Does the error's class say that the server, not the statement, is the trouble (57P: shutdown, 53: resources, 08)?"""
-    return (error.sqlstate or "08")[:3] == "57P" or (error.sqlstate or "08")[:2] in ("08", "53")
+    """Is the server the trouble, not the statement (57P: shutdown, 53: resources, 08: connection, or it only reads)?
+
+    Without a code an error was made on this side: an operational one by a lost connection, any other by our data.
+    """
+    if error.sqlstate is None:
+        return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
+    return error.sqlstate[:3] == "57P" or error.sqlstate[:2] in ("08", "53") or error.sqlstate == READ_ONLY
 
 
 def _one_line(error: BaseException) -> str:

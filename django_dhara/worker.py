@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 import psycopg
 
-from django_dhara import hygiene, lifecycle, news, orders, presence, stats, wakeup
+from django_dhara import hygiene, lifecycle, news, orders, presence, settling, stats, wakeup
 from django_dhara.alarm import Alarm
 from django_dhara.conf import Options
 from django_dhara.ears import Ears
 from django_dhara.execution import Run
 from django_dhara.hand import Hand
-from django_dhara.lifecycle import Claim, Ending, Rescued, Settled, Wanted
+from django_dhara.lifecycle import Ending, Rescued, Settled, Wanted
 from django_dhara.reports import Reports
 from django_dhara.services import Service
 from django_dhara.session import Busy, Disconnected, Session
-from django_dhara.states import Completed, Outcome, State
+from django_dhara.states import Completed, HandedBack, State
 
 if TYPE_CHECKING:
     from django_dhara.backend import DharaBackend
@@ -35,12 +36,10 @@ logger = logging.getLogger("django_dhara.worker")
 
 #: An ended run waits at most so long for others to be settled with it, while more are still running.
 FLUSH_SECONDS = 0.005
-#: So many are settled by one statement, and without waiting for more.
-FLUSH_RUNS = 500
 #: Pause after a statement that was refused for a passing reason, and after one that cannot work.
 BUSY_SECONDS, BROKEN_SECONDS = 0.1, 1.0
-#: The longest pause between two tries to connect; the first is a tenth of a second.
-RECONNECT_SECONDS = 3.0
+#: Between two tries to connect; the pause is doubled each time, from a tenth of a second to the second number.
+CONNECT_SECONDS, RECONNECT_SECONDS = 0.05, 3.0
 #: After the drain: for the last words to the database.
 FAREWELL_SECONDS = 4.0
 #: How often statistics are written, and a summary is logged.
@@ -91,10 +90,12 @@ class Worker:
         self._claim_at = self._settle_at = self._renew_at = self._report_at = 0.0
         self._beat_at = self._check_at = 0.0
         self._stats_at, self._summary_at = monotonic() + STATS_SECONDS, monotonic() + SUMMARY_SECONDS
-        self._connect_at, self._connect_tries, self._is_registered = 0.0, 0, False
-        self._hungry, self._looks_ahead = True, 0
+        self._connect_at, self._connect_pause = 0.0, CONNECT_SECONDS
+        self._is_registered = self._is_away = self._told_migrations = self._told_draining = False
+        self._strays_at: list[float] = []
+        self._hungry, self._looks_ahead, self._pauses_until = True, 0, 0.0
         self._settled = self._failed = 0
-        self._stops = 0
+        self._is_stopping, self._signals = False, 0
         self._drain_ends: float | None = None
 
     # ---------------------------------------------------------------------------------------------------- its life
@@ -102,25 +103,37 @@ class Worker:
     def run(self) -> int:
         """Serve until asked to stop; returns the exit code: 0 after a clean end."""
         hygiene.watch()
-        with self._alarm.on_signals(self.stop):
-            try:
-                while not self._is_done():
-                    self._turn()
-            except BaseException:
-                self.exit_code = 1
-                raise
-            finally:
-                self._leave()
+        try:
+            with self._alarm.on_signals(self.on_signal):
+                self._serve()
+        finally:
+            self._alarm.close()
         return self.exit_code
 
-    def stop(self) -> None:
-        """Claim nothing more, let functions finish, then leave; asked twice, release them at once.
+    def _serve(self) -> None:
+        try:
+            while not self._is_done():
+                self._turn()
+        except BaseException:
+            self.exit_code = 1
+            raise
+        finally:
+            self._leave()
 
-        May be called by a signal handler, or from another thread.
+    def stop(self) -> None:
+        """Claim nothing more, let functions finish, then leave. Asked again it changes nothing.
+
+        May be called from another thread.
         """
-        self._stops += 1
+        self._is_stopping = True
         self._session.hurry()
+        self._ears.hurry()
         self._alarm.ring()
+
+    def on_signal(self) -> None:
+        """Stop; at the second signal release functions at once. A command to drain is no signal."""
+        self._signals += 1
+        self.stop()
 
     def fail(self, reason: str) -> None:
         """Stop, with exit code 1, so that the supervisor starts a new process."""
@@ -141,19 +154,34 @@ class Worker:
         self._alarm.wait(self._next_due() - monotonic(), self._ears.socket, self._has_news)
 
     def _has_news(self) -> bool:
-        return self._hand.has_news or (self._reports.is_urgent and self._session.is_open)
+        return (
+            self._hand.has_news
+            or (self._reports.is_urgent and self._session.is_open)
+            or (self._is_stopping and self._drain_ends is None)
+        )
 
     def _speak(self) -> None:
         """Say to the database what is due, the most urgent first."""
-        for action in (self._settle, self._renew, self._report, self._claim, self._tick_services, self._write_stats):
+        actions = (
+            self._settle,
+            self._renew,
+            self._report,
+            self._hand_back_strays,
+            self._claim,
+            self._tick_services,
+            self._write_stats,
+            self._tell_draining,
+        )
+        for action in actions:
             try:
                 action()
             except Busy as busy:
                 logger.info("Worker %s tries again: %s", self.presence.name, busy)
-            except psycopg.Error:
+            except (psycopg.Error, UnicodeError):
                 logger.exception("Worker %s: a statement failed", self.presence.name)
-                self._claim_at = max(self._claim_at, monotonic() + BROKEN_SECONDS)
-                self._hungry = False
+                again_at = monotonic() + BROKEN_SECONDS
+                self._claim_at, self._settle_at = max(self._claim_at, again_at), max(self._settle_at, again_at)
+                self._pauses_until = again_at
 
     def _next_due(self) -> float:
         if self._session.is_open and self._may_claim_more():
@@ -166,7 +194,7 @@ class Worker:
             due.append(max(self._settle_at, self._flush_at))
         if self._reports:
             due.append(self._report_at)
-        return min(due)
+        return min(due + self._strays_at[:1])
 
     # ------------------------------------------------------------------------------------------- claiming and settling
 
@@ -177,7 +205,7 @@ class Worker:
             return
         self._claim_at = monotonic() + BUSY_SECONDS
         asked = monotonic()
-        demand = self._hand.demand(self._tasks_left if self._stops == 0 else 0)
+        demand = self._hand.demand(0 if self._is_stopping else self._tasks_left)
         haul = lifecycle.claim(
             self._session.execute,
             self.options.database,
@@ -191,7 +219,8 @@ class Worker:
         if self._tasks_left is not None:
             self._tasks_left -= len(haul.claims)
         self._hand.take(haul.claims, asked + self.options.lease_seconds)
-        self._hungry = bool(haul.claims)
+        if demand.limit:  # else nobody has looked, and there may be plenty
+            self._hungry = bool(haul.claims)
         self._claim_at = self._next_poll(haul.due_in)
         orders.obey(self._session.execute, haul.orders, self._hand, self.stop)
 
@@ -208,11 +237,12 @@ class Worker:
         return (not self.wanted.queues or queue in self.wanted.queues) and queue not in self.wanted.exclude
 
     def _may_claim_more(self) -> bool:
-        return self._hungry and self._is_claiming and self._hand.demand(self._tasks_left).limit > 0
+        is_open = self._is_claiming and monotonic() >= self._pauses_until
+        return self._hungry and is_open and self._hand.demand(self._tasks_left).limit > 0
 
     @property
     def _is_claiming(self) -> bool:
-        return self._stops == 0 and self._tasks_left != 0
+        return not self._is_stopping and self._tasks_left != 0
 
     def _next_poll(self, due_in: float | None) -> float:
         """When to look again: soon after a wake-up, when the next task is due, at the latest after the poll interval."""
@@ -231,36 +261,25 @@ class Worker:
         if not endings or now < max(self._settle_at, self._flush_at):
             return
         self._settle_at = now + BUSY_SECONDS
-        batch = list(endings)[:FLUSH_RUNS]
-        unwritten = [run for run in batch if run.settled is None]
-        answers = dict(zip(unwritten, self._write_endings([endings[run] for run in unwritten]), strict=True))
-        for run in batch:
-            self._on_answer(run, answers.get(run) or Settled(run.settled))
+        batch = settling.batch(endings)
+        if self._reports.concern(batch):
+            self._reports.write(self._session.execute)  # the last words before the end
+        by_ending = {(endings[run].id, endings[run].lease): run for run in batch}
+        unwritten = [endings[run] for run in batch if run.settled is None]
+        for run in [run for run in batch if run.settled is not None]:
+            self._on_answer(run, Settled(run.settled))
+        max_interrupted = self.options.max_interrupted
+        for ending, answer in settling.write(
+            self._session.execute, self.id, unwritten, max_interrupted=max_interrupted
+        ):
+            self._on_answer(by_ending[ending.id, ending.lease], answer)
         self._settle_at = 0.0 if not set(batch) & set(endings) else now + BUSY_SECONDS
 
     @property
     def _flush_at(self) -> float:
         """Until when an ended run waits for others to end, to be settled with them."""
-        waits = self._hand.is_busy and len(self._hand.endings) < FLUSH_RUNS and self._stops == 0
+        waits = self._hand.is_busy and len(self._hand.endings) < settling.MOST_RUNS and not self._is_stopping
         return self._hand.oldest_ending + FLUSH_SECONDS if waits else 0.0
-
-    def _write_endings(self, endings: list[Ending]) -> list[Settled]:
-        try:
-            return self._write(endings) if endings else []
-        except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError):
-            # One of them cannot be stored, for all our care. Alone each, so that it harms only itself.
-            return [self._write_alone(ending) for ending in endings]
-
-    def _write_alone(self, ending: Ending) -> Settled:
-        try:
-            return self._write([ending])[0]
-        except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError):
-            logger.exception("The outcome of task %s could not be stored; a minimal one is", ending.id)
-            return self._write([ending.minimal()])[0]
-
-    def _write(self, endings: list[Ending]) -> list[Settled]:
-        max_interrupted = self.options.max_interrupted
-        return lifecycle.settle(self._session.execute, self.id, endings, max_interrupted=max_interrupted)
 
     def _on_answer(self, run: Run, answer: Settled) -> None:
         if answer.state is None and not answer.refused:
@@ -298,7 +317,8 @@ class Worker:
         for run in runs:
             if run.key in answer.renewed:
                 run.lease_ends, run.at_risk = asked + self.options.lease_seconds, False
-            elif run.key in answer.refused:
+            elif run.key in answer.refused and run not in self._hand.endings:
+                # One that has ended may be settled already, by a statement whose answer never came: settling finds out.
                 self._hand.lose(run)
                 self._on_lost(run)
         if not answer.registered:
@@ -322,6 +342,8 @@ class Worker:
         self._hand.check(now)
         if self._hand.abandoned > self.options.max_abandoned:
             self.fail(f"{self._hand.abandoned} overdue functions could not be stopped")
+        if self._hand.is_stuck:
+            self.fail("an overdue function blocks the event loop")
 
     # ------------------------------------------------------------------------------------------------- being connected
 
@@ -331,35 +353,62 @@ class Worker:
             return True
         if monotonic() < self._connect_at:
             return False
-        self._connect_tries += 1
-        pause = min(0.1 * 2**self._connect_tries, RECONNECT_SECONDS)
-        self._connect_at = monotonic() + pause * random.uniform(0.5, 1.0)
+        # Never so long that the reapers' grace, one lease, is over before we are back.
+        self._connect_pause = min(self._connect_pause * 2, RECONNECT_SECONDS, self.options.lease_seconds / 4)
+        self._connect_at = monotonic() + self._connect_pause * random.uniform(0.5, 1.0)
         self._session.open()
+        try:
+            return self._is_back()
+        except (Busy, psycopg.Error) as error:
+            # Not half of it: without renewed leases, or without a row, we are not back. Another try does all again.
+            raise Disconnected(" ".join(str(error).split())) from error
+
+    def _is_back(self) -> bool:
         if not self._is_registered and not self._is_migrated():
             return False
         self.presence.register(self._session.execute)
         self._renew_now(self._hand.runs)
         self._hand.resume()
-        if self._is_registered:
+        if self._is_away:
             logger.warning("Worker %s has the database again", self.presence.name)
-        self._is_registered, self._connect_tries = True, 0
+        self._is_registered, self._is_away, self._connect_pause = True, False, CONNECT_SECONDS
         self._hungry, self._claim_at = True, 0.0
+        self._strays_at = [monotonic(), monotonic() + self._session.deadline_seconds]
         return True
 
     def _is_migrated(self) -> bool:
         missing = presence.missing_migrations(self._session.execute)
         if missing:
-            if self._connect_tries == 1:
-                logger.warning("Waiting for migrations of dhara: %s. Run `manage.py migrate`.", ", ".join(missing))
             self._session.close()
+            if not self._told_migrations:
+                logger.warning("Waiting for migrations of dhara: %s. Run `manage.py migrate`.", ", ".join(missing))
+            self._told_migrations = True
         return not missing
 
     def _on_disconnected(self, error: Disconnected) -> None:
         """Start nothing new, tell functions, and keep what ends until the database is back."""
         self._session.close()
+        self._ears.close()  # its socket, at its end, would wake us all the time
         self._hand.suspend()
-        if self._connect_tries <= 1:
-            logger.warning("Worker %s has lost the database: %s", self.presence.name, error)
+        if not self._is_away:
+            what = "has lost the database" if self._is_registered else "waits for the database"
+            logger.warning("Worker %s %s: %s", self.presence.name, what, error)
+        self._is_away = True
+
+    def _hand_back_strays(self) -> None:
+        """Tasks of a claim whose answer never came are ours without our knowing; others shall have them at once.
+
+        Looked for when the database is back, and again when a claim that was still waiting there must have ended.
+        """
+        if not self._strays_at or monotonic() < self._strays_at[0]:
+            return
+        held = {run.key for run in self._hand.runs}
+        strays = [Ending(*key, HandedBack(), None) for key in lifecycle.owned(self._session.execute, self.id) - held]
+        if strays:
+            logger.info("Worker %s hands back %d tasks of a claim without an answer", self.presence.name, len(strays))
+            limit = self.options.max_interrupted
+            lifecycle.settle(self._session.execute, self.id, strays, max_interrupted=limit)
+        self._strays_at.pop(0)
 
     # ------------------------------------------------------------------------------------------------- the rest
 
@@ -396,7 +445,7 @@ class Worker:
     # ------------------------------------------------------------------------------------------------- stopping
 
     def _follow_stop(self) -> None:
-        if self._stops and self._drain_ends is None:
+        if self._is_stopping and self._drain_ends is None:
             logger.info("Worker %s drains: %d functions are running", self.presence.name, self._hand.running)
             self._drain_ends = monotonic() + self.options.drain_seconds
             self._hand.drain()
@@ -404,20 +453,22 @@ class Worker:
             logger.warning("Worker %s releases %d running tasks", self.presence.name, self._hand.running)
             self._hand.release()
 
+    def _tell_draining(self) -> None:
+        if self._drain_ends is not None and not self._told_draining:
+            self._told_draining = True
+            self.presence.draining(self._session.execute)
+
     @property
     def _drain_is_over(self) -> bool:
-        return self._stops > 1 or (self._drain_ends is not None and monotonic() >= self._drain_ends)
+        return self._signals > 1 or (self._drain_ends is not None and monotonic() >= self._drain_ends)
 
     def _is_done(self) -> bool:
         if self._hand.is_busy or self._hand.has_news:
             return False
-        if self._stops:
+        if self._is_stopping:
             gives_up = self._drain_ends is not None and monotonic() > self._drain_ends + FAREWELL_SECONDS
-            return self._drain_ends is not None and (not self._hand.endings or gives_up or self._is_hopeless())
+            return self._drain_ends is not None and (not self._hand.endings or gives_up)
         return not self._hand.endings and self._is_registered and (self._tasks_left == 0 or self._burst_is_over())
-
-    def _is_hopeless(self) -> bool:
-        return not self._is_registered
 
     def _burst_is_over(self) -> bool:
         return self._burst and self._session.is_open and not self._hungry and not self._looks_ahead
@@ -428,7 +479,7 @@ class Worker:
         self._hand.release()
         try:
             self._last_words()
-        except (Disconnected, Busy, psycopg.Error) as error:
+        except (Disconnected, Busy, psycopg.Error, UnicodeError) as error:
             logger.warning("Worker %s could not take its leave: %s", self.presence.name, error)
         if self._hand.endings:
             logger.error("Worker %s leaves %d outcomes unwritten", self.presence.name, len(self._hand.endings))
@@ -437,7 +488,6 @@ class Worker:
         self._hand.close()
         self._ears.close()
         self._session.close()
-        self._alarm.close()
 
     def _last_words(self) -> None:
         if not self._is_registered:
@@ -446,6 +496,8 @@ class Worker:
         self._hand.gather()
         ends = monotonic() + FAREWELL_SECONDS
         while self._hand.endings and monotonic() < ends:
-            self._settle()
+            with suppress(Busy):
+                self._settle()
+            self._alarm.wait(self._settle_at - monotonic(), None, lambda: not self._hand.endings)
         self._recorder.flush(self._session.execute)
         self.presence.stopped(self._session.execute)

@@ -20,7 +20,17 @@ Each takes `execute`, which runs the statement: on the worker's own session, or 
 from django_dhara.lifecycle.claim import Claim, Haul, Order, Wanted, claim
 from django_dhara.lifecycle.operator import Answer, Tally, cancel, cancel_all, revive, revive_all, run_now, run_now_all
 from django_dhara.lifecycle.reaper import Rescued, count_expired, prune, rescue
-from django_dhara.lifecycle.runs import Ending, Renewal, Report, Settled, renew, report, settle, settle_in_transaction
+from django_dhara.lifecycle.runs import (
+    Ending,
+    Renewal,
+    Report,
+    Settled,
+    owned,
+    renew,
+    report,
+    settle,
+    settle_in_transaction,
+)
 
 __all__ = [
     "Answer",
@@ -38,6 +48,7 @@ __all__ = [
     "cancel_all",
     "claim",
     "count_expired",
+    "owned",
     "prune",
     "renew",
     "report",

@@ -46,7 +46,7 @@ rescued AS (
 history AS (
     INSERT INTO dhara_attempt (task_id, lease, number, worker_id, started_at, ended_at, ended, error_class, message,
                                traceback)
-    SELECT id, lease, number, worker_id, attempted_at, statement_timestamp(), 'LOST',
+    SELECT id, lease, number, worker_id, coalesce(attempted_at, lease_until), statement_timestamp(), 'LOST',
            'django_dhara.errors.WorkerLost',
            'Worker ' || worker_id || ' died or was out of reach: its lease ran out at ' || lease_until || '.', ''
     FROM rescued

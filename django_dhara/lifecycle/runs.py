@@ -273,3 +273,13 @@ def report(execute: Execute, reports: Sequence[Report]) -> set[tuple[UUID, int]]
         "checkpoint": [r.checkpoint for r in reports],
     }
     return {(id_, lease) for id_, lease in execute(_REPORT, parameters)}
+
+
+_OWNED = """/* dhara:owned */
+SELECT id, lease FROM dhara_task WHERE state = 'RUNNING' AND worker_id = %(worker)s
+"""
+
+
+def owned(execute: Execute, worker: UUID) -> set[tuple[UUID, int]]:
+    """The runs that are this worker's by the database: also those of a claim whose answer never came."""
+    return {(id_, lease) for id_, lease in execute(_OWNED, {"worker": worker})}

@@ -1,0 +1,5 @@
+"""The other half."""
+
+from tests.app.circular import one
+
+other = one

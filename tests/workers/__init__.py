@@ -1,0 +1,1 @@
+"""Tests of real worker processes, and of what they do when things break."""

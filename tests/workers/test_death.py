@@ -1,0 +1,237 @@
+"""Workers die, freeze and lose the database: their tasks go on elsewhere, and what a late worker says is refused."""
+
+import json
+import signal
+import time
+
+import pytest
+
+from tests.workers.harness import for_as_long_as, until
+
+
+def reaped(log):
+    return log.count("Rescued task")
+
+
+@pytest.mark.fast
+def test_the_task_of_a_killed_worker_runs_again_and_completes_once(crew, database):  # A01
+    first = crew.start()
+    task = database.add("nap", "once", 1.0)
+    until(lambda: database.effects("once") == 1)
+    first.kill()
+    assert first.popen.returncode == -signal.SIGKILL
+    died = time.monotonic()
+    second = crew.start()
+    until(lambda: database.effects("once") == 2)
+    assert time.monotonic() - died < 5 * (2.0 + 0.3 + 2)  # lease + sweep + start, on a busy machine
+    until(lambda: database.states(task) == ["COMPLETED"])
+    row = database.task(task)
+    assert (row["lease"], row["failures"], row["lost"]) == (2, 0, 1)
+    assert database.history(task) == ["LOST"]
+    assert database.effects("once ended") == 1
+    assert reaped(second.log) == 1
+
+
+def test_what_a_frozen_worker_says_when_it_wakes_is_refused(crew, database, tmp_path):  # A02
+    zombie = crew.start("--no-reap")
+    task = database.add("hold", "held", str(tmp_path / "go"))
+    until(lambda: database.effects("held") == 1)
+    with zombie.frozen():
+        other = crew.start()
+        until(lambda: database.task(task)["worker_id"] == crew.id_of(other))
+        (tmp_path / "go").touch()
+        until(lambda: database.states(task) == ["COMPLETED"])
+        before = database.task(task)
+    until(lambda: database.effects("held ended") == 2)
+    zombie.says("Lease lost: task", str(task))
+    assert zombie.stop() == 0
+    assert database.task(task) == before
+    assert before["lease"] == 2
+    assert database.history(task) == ["LOST"]
+
+
+def test_a_frozen_worker_does_not_disturb_a_run_that_goes_on(crew, database, tmp_path):  # A02
+    zombie = crew.start("--no-reap", "--drain-timeout", "1")
+    task = database.add("hold", "held", str(tmp_path / "go"))
+    until(lambda: database.effects("held") == 1)
+    with zombie.frozen():
+        other = crew.start()
+        until(lambda: database.task(task)["worker_id"] == crew.id_of(other))
+    zombie.says("Lease lost: task")
+    assert zombie.stop() == 0  # its function still runs: it ends with the process
+    assert database.task(task)["worker_id"] == crew.id_of(other)
+    (tmp_path / "go").touch()
+    until(lambda: database.states(task) == ["COMPLETED"])
+    assert database.task(task)["interrupted"] == 0
+
+
+def test_a_dead_run_is_found_behind_many_long_ones_that_live(crew, database):  # A06
+    database.rows(
+        "INSERT INTO dhara_task (id, backend, function, queue, payload, state, lease, lease_until, worker_id, run_at)"
+        " SELECT gen_random_uuid(), 'default', 'tests.app.tasks.count', 'default', '{}', 'RUNNING', 1,"
+        " now() + interval '1 hour', gen_random_uuid(), now() - interval '1 day' FROM generate_series(1, 600)"
+    )
+    dead = database.add(
+        "count", "dead", state="RUNNING", lease=1, lease_until="yesterday", worker_id="00000000000000000000000000000001"
+    )
+    crew.start()
+    until(lambda: database.states(dead) == ["COMPLETED"], 4)
+
+
+def test_a_run_longer_than_the_lease_runs_once_whatever_its_timeout(crew, database):  # A07, D04
+    own = database.add("nap_with_own_timeout", "own", 5.0)
+    call = database.add("nap", "call", 5.0, timeout=60.0)
+    none = database.add("nap", "none", 5.0)
+    crew.start()
+    crew.start("--queues", "idle")
+    until(lambda: database.states(own, call, none) == ["COMPLETED"] * 3)
+    assert [database.effects(name) for name in ("own", "call", "none")] == [1, 1, 1]
+    assert [database.task(task)["lost"] for task in (own, call, none)] == [0, 0, 0]
+
+
+def test_leases_are_kept_while_the_interpreter_is_busy(crew, database):  # A08
+    tasks = [database.add("spin", f"spin {n}", 4.0) for n in range(4)]
+    tasks += [database.add("anap", f"nap {n}", 4.0) for n in range(4)]
+    worker = crew.start(DHARA_LEASE_SECONDS=3)
+    until(lambda: database.effects() >= 8)
+    left = []
+
+    def looks():
+        left.append(database.value("SELECT min(extract(epoch FROM lease_until - now())) FROM dhara_task"
+                                   " WHERE state = 'RUNNING'"))  # fmt: skip
+        return database.states(*tasks) == ["COMPLETED"] * 8
+
+    until(looks, 40)
+    assert min(seconds for seconds in left if seconds is not None) > 0
+    assert reaped(worker.log) == 0
+    assert database.value("SELECT max(lease) FROM dhara_task") == 1
+
+
+def test_a_function_that_blocks_the_event_loop_costs_nobody_the_lease(crew, database):  # A10
+    others = [database.add("anap", f"nap {n}", 5.0) for n in range(9)]
+    worker = crew.start()
+    until(lambda: all(database.effects(f"nap {n}") for n in range(9)))
+    blocker = database.add("ablock", "blocker", 6.0)
+    crew.start("--queues", "idle")  # only reaps
+    until(lambda: database.states(blocker, *others) == ["COMPLETED"] * 10, 30)
+    assert database.value("SELECT max(lease) FROM dhara_task") == 1
+    worker.says("tests.app.tasks.ablock", "has blocked the event loop")
+
+
+def test_recovery_needs_only_the_row_of_the_task(crew, database):  # A11, A13
+    first = crew.start()
+    task = database.add("nap", "once", 1.0)
+    until(lambda: database.effects("once") == 1)
+    first.kill()
+    assert database.rows("DELETE FROM dhara_worker RETURNING pid") == [(first.pid,)]
+    crew.start()
+    until(lambda: database.states(task) == ["COMPLETED"])
+    assert database.history(task) == ["LOST"]
+
+
+def test_a_worker_whose_own_row_is_locked_keeps_its_leases_and_claims(crew, database, tmp_path):  # A14
+    worker = crew.start()
+    crew.start("--queues", "idle")
+    task = database.add("hold", "held", str(tmp_path / "go"))
+    until(lambda: database.effects("held") == 1)
+    with database.connection.transaction():
+        [[beat]] = database.rows("SELECT heartbeat_at FROM dhara_worker WHERE pid = %s FOR UPDATE", worker.pid)
+        for_as_long_as(4.0, lambda: database.task(task)["lease"] == 1)
+        late = database.value("SELECT clock_timestamp() - %s > interval '3 seconds'", beat)
+        assert late, "the heartbeat was written all the same"
+        new = database.add("count", "new")
+    until(lambda: database.states(new) == ["COMPLETED"], 5)
+    (tmp_path / "go").touch()
+    until(lambda: database.states(task) == ["COMPLETED"])
+    assert database.task(task)["lost"] == 0
+
+
+def test_a_task_that_somebody_has_locked_for_a_while_keeps_its_run(crew, database, tmp_path):  # A14
+    worker = crew.start(DHARA_LEASE_SECONDS=3)
+    task = database.add("hold", "held", str(tmp_path / "go"))
+    until(lambda: database.effects("held") == 1)
+    with database.connection.transaction():
+        [[ends]] = database.rows("SELECT lease_until FROM dhara_task WHERE id = %s FOR UPDATE", task)
+        renewal = "SELECT clock_timestamp() > %s - make_interval(secs => 1)"
+        until(lambda: database.value(renewal, ends))
+        assert database.task(task)["lease_until"] == ends, "it was renewed all the same"
+    new = database.add("count", "new")
+    until(lambda: database.states(new) == ["COMPLETED"], 5)
+    (tmp_path / "go").touch()
+    until(lambda: database.states(task) == ["COMPLETED"])
+    assert database.effects("held") == 1
+    assert "has lost the database" not in worker.log
+
+
+def test_renewals_do_not_need_the_functions_connections(crew, database):  # A15
+    pytest.importorskip("psycopg_pool")
+    pool = {"CONN_MAX_AGE": 0, "OPTIONS": {"pool": {"min_size": 1, "max_size": 3}}}
+    crew.start("--concurrency", "3", DHARA_TEST_DATABASE=json.dumps(pool))
+    crew.start("--queues", "idle")
+    tasks = [database.add("nap_in_database", f"query {n}", 5.0) for n in range(3)]
+    until(lambda: database.effects() == 3)
+    busy = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%%pg_sleep%%' AND state = 'active' AND pid <> %s"
+    until(lambda: database.value(busy, database.connection.info.backend_pid) == 3)
+    until(lambda: database.states(*tasks) == ["COMPLETED"] * 3)
+    assert database.value("SELECT max(lease) FROM dhara_task") == 1
+
+
+def test_another_reaper_takes_over_from_one_that_was_killed(crew, database, tmp_path):  # A17
+    first = crew.start()
+    reaper = crew.run("dhara_reaper")
+    until(lambda: database.sessions("dhara reaper"))
+    (tmp_path / "go").touch()
+    task = database.add("doze", "once", 60.0)
+    until(lambda: database.effects("once") == 1)
+    held = type(database)(**database.parameters)
+    with held.connection.transaction():
+        held.rows("LOCK dhara_attempt IN SHARE MODE")  # whoever rescues waits here, with the task's row locked
+        first.kill()
+        waits = "SELECT pid FROM pg_stat_activity WHERE application_name = 'dhara reaper' AND wait_event_type = 'Lock'"
+        [[waiting]] = until(lambda: database.rows(waits))
+        reaper.kill()
+        second = crew.start()
+        until(lambda: waiting not in database.sessions("dhara reaper"))
+    held.close()
+    until(lambda: database.effects("once") == 2)
+    assert database.history(task) == ["LOST"]
+    assert database.task(task)["worker_id"] == crew.id_of(second)
+
+
+@pytest.mark.slow
+def test_an_outage_longer_than_the_lease_is_not_a_death(server_crew, server, tmp_path):  # A19
+    crew = server_crew
+    workers = [crew.start("--concurrency", "1", DHARA_LEASE_SECONDS=4) for _ in range(3)]
+    tasks = [server.database.add("doze", f"long {n}", 16.0) for n in range(3)]
+    until(lambda: server.database.effects() == 3)
+    idle = [crew.start("--concurrency", "1", DHARA_LEASE_SECONDS=4) for _ in range(2)]
+    started = server.database.value("SELECT pg_postmaster_start_time()")
+    server.stop()
+    for worker in workers + idle:
+        worker.says("has lost the database")
+    for_as_long_as(8.0, lambda: server.cluster.pid() is None)
+    server.start()
+    database = crew.database = server.connect()
+    assert database.value("SELECT pg_postmaster_start_time()") > started
+    ran_out = "SELECT bool_and(lease_until < now()) FROM dhara_task WHERE state = 'RUNNING'"
+    assert database.value(ran_out), "the outage was too short"
+    until(lambda: database.states(*tasks) == ["COMPLETED"] * 3, 60)
+    assert [database.effects(f"long {n}") for n in range(3)] == [1, 1, 1]
+    assert [database.task(task)["lost"] for task in tasks] == [0, 0, 0]
+
+
+@pytest.mark.slow
+def test_who_died_in_an_outage_is_rescued_within_two_leases_of_its_end(server_crew, server):  # A19
+    crew = server_crew
+    victim = crew.start()
+    task = server.database.add("doze", "once", 1.0)
+    until(lambda: server.database.effects("once") == 1)
+    crew.start()
+    server.stop()
+    victim.kill()
+    server.start()
+    database = crew.database = server.connect()
+    up = time.monotonic()
+    until(lambda: database.effects("once") == 2, 20)
+    assert time.monotonic() - up < 2 * 2.0 + 3
+    until(lambda: database.states(task) == ["COMPLETED"])
