@@ -8,6 +8,7 @@ HOT update; and a claim walks `dhara_task_ready`, which leads with what a worker
 from __future__ import annotations
 
 import uuid
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from django.db import models
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 #: Bounds of a priority, from Django's tasks API (django.tasks.base); larger runs sooner.
 MIN_PRIORITY, MAX_PRIORITY = -100, 100
+
+#: What a claim reads must fit into Python and be countable. One row with `run_at = '-infinity'` would be claimed and
+#: not read, again and again, and its neighbours with it; one with the largest bigint as its lease would end each claim.
+READABLE = datetime(2, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
+MAX_COUNT, MAX_LEASE = 10**9, 10**18
 
 
 class TaskQuerySet(models.QuerySet["Task"]):
@@ -133,7 +139,25 @@ class Task(models.Model):
             ),
             models.CheckConstraint(
                 name="dhara_task_budgets",
-                condition=Q(max_attempts__gt=0, failures__gte=0, lost__gte=0, interrupted__gte=0, snoozed__gte=0),
+                condition=Q(
+                    max_attempts__range=(1, MAX_COUNT),
+                    failures__range=(0, MAX_COUNT),
+                    lost__range=(0, MAX_COUNT),
+                    interrupted__range=(0, MAX_COUNT),
+                    snoozed__range=(0, MAX_COUNT),
+                    lease__range=(0, MAX_LEASE),
+                ),
+            ),
+            models.CheckConstraint(
+                name="dhara_task_times",
+                condition=Q(
+                    run_at__range=READABLE,
+                    enqueued_at__range=READABLE,
+                    started_at__range=READABLE,
+                    attempted_at__range=READABLE,
+                    finished_at__range=READABLE,
+                    cancel_requested_at__range=READABLE,
+                ),
             ),
             models.CheckConstraint(name="dhara_task_names", condition=~Q(function="") & ~Q(queue="") & ~Q(backend="")),
             # No CHECK looks into the payload: it would be read again, out of TOAST, at every renewal of a lease.
