@@ -62,7 +62,9 @@ def test_two_exits_at_the_same_moment_leave_no_server(lab, rounds):
 
 def test_forked_child_that_exits_does_not_stop_the_server(lab):
     parent = lab.spawn(
-        USER.replace("for line", "import os\nif not os.fork():\n    sys.exit()\nos.wait()\nprint('up', flush=True)\nfor line", 1)
+        USER.replace(
+            "for line", "import os\nif not os.fork():\n    sys.exit()\nos.wait()\nprint('up', flush=True)\nfor line", 1
+        )
     )
     heard(parent)
     heard(parent)
