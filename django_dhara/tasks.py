@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from inspect import Signature, iscoroutinefunction, signature
 from typing import Any, overload
 from weakref import WeakKeyDictionary
 
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
 
 from django_dhara import registry
 from django_dhara.compat import DjangoTask, InvalidTask
@@ -93,9 +94,24 @@ class Task(DjangoTask):
             changes |= {"delay": None, "run_after": run_after}
         return replace(self, **changes)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By the path of the function, as Django 6.1 does it; a backoff is the decorated one's, it may be a lambda."""
+        options = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("func", "backoff")}
+        return _unpickled, (self.module_path, options)
+
     def bind(self, *args: Any, **kwargs: Any) -> Call:
         """This task with arguments, for `enqueue_many`."""
         return Call(self, args, kwargs)
+
+
+def _unpickled(path: str, options: dict[str, Any]) -> Task:
+    try:
+        decorated = import_string(path)
+    except ImportError as error:
+        raise ValueError(f"Expected {path!r} to point to a Task instance.") from error
+    if not isinstance(decorated, Task):
+        raise ValueError(f"Expected {path!r} to point to a Task instance.")
+    return replace(decorated, **options)
 
 
 @dataclass(frozen=True, slots=True)
