@@ -1,7 +1,7 @@
 """One run, read from top to bottom: find the function, decode its arguments, call it, judge how it ended.
 
-Nothing here writes to the queue: a run ends in an `Outcome`, and the control loop settles it. Whatever user code returns
-or raises becomes an outcome that can be stored; nothing of it reaches the thread that runs it.
+Nothing here writes to the queue: a run ends in an `Outcome`, and the control loop settles it. Whatever user code
+returns or raises becomes an outcome that can be stored; nothing of it reaches the thread that runs it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import iscoroutine, iscoroutinefunction
-from math import isnan, nan
 from time import monotonic
 from typing import Any, Protocol
 from uuid import UUID
@@ -34,10 +33,10 @@ from django_dhara.errors import (
     TaskCanceled,
     TaskInterrupted,
     TaskTimeout,
+    UnknownFunction,
 )
-from django_dhara.errors import UnknownFunction
 from django_dhara.lifecycle import Claim, Ending
-from django_dhara.signals import announce, is_heard
+from django_dhara.signals import announce, calls_user_code, is_heard
 from django_dhara.states import (
     Completed,
     Discarded,
@@ -97,6 +96,10 @@ class Run:
     exception: BaseException | None = None
     #: The function's own transaction has settled the task (`atomic=True`).
     settled: State | None = None
+    #: The database takes no outcome of this run, not even the least: when to try again.
+    refused_until: float = 0.0
+    #: ... and for its data, not because a table is missing: its lease is not renewed any more.
+    is_hopeless: bool = False
     #: Somebody asked the task to be canceled.
     canceled: bool = False
     #: The database is out of reach, so the lease may run out although this worker lives.
@@ -207,6 +210,7 @@ class Context(TaskContext):
 def execute(run: Run) -> Outcome:
     """Run a plain function to its end."""
     try:
+        _announce_start(run)
         return _execute_atomic(run) if run.is_atomic else complete(run, begin(run)())
     except BaseException as error:
         return judge(run, error)
@@ -231,6 +235,10 @@ def _execute_atomic(run: Run) -> Outcome:
 async def aexecute(run: Run) -> Outcome:
     """Run an `async def` function to its end."""
     try:
+        if calls_user_code(task_started):
+            await sync_to_async(_announce_start)(run)  # receivers may use the ORM, which the event loop forbids
+        else:
+            _announce_start(run)
         value = await begin(run)()
     except BaseException as error:
         return judge(run, error)
@@ -257,14 +265,18 @@ def prepare(run: Run) -> Outcome | None:
 
 
 def begin(run: Run) -> Callable[[], Any]:
-    """The call of a prepared run, ready to be made: with its context, and `task_started` announced."""
+    """The call of a prepared run, ready to be made, with its context."""
     task = run.task
     assert task is not None
+    args = [Context(run), *run.args] if task.takes_context else run.args
+    return partial(task.func, *args, **run.kwargs)
+
+
+def _announce_start(run: Run) -> None:
+    """Before the transaction of an atomic run: a query of a receiver that fails must not break it."""
     current_task.set(run.claim.id)
     if is_heard(task_started, logging.INFO):
         announce(task_started, run.backend, task_result=result(run, State.RUNNING))
-    args = [Context(run), *run.args] if task.takes_context else run.args
-    return partial(task.func, *args, **run.kwargs)
 
 
 def complete(run: Run, value: Any) -> Outcome:
@@ -330,8 +342,8 @@ def _own_delay(error: Snooze | Retry) -> float:
     try:
         delay = float(error.delay)
     except BaseException:
-        delay = nan
-    return retry.LAST_RESORT if isnan(delay) else min(max(delay, 0.0), MAX_DELAY.total_seconds())
+        delay = -1.0
+    return min(delay, MAX_DELAY.total_seconds()) if delay >= 0 else retry.LAST_RESORT
 
 
 def result(run: Run, state: State, *errors: TaskError, **named: Any) -> results.TaskResult:

@@ -9,12 +9,11 @@ database accepted the change, never from the control loop.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 from weakref import ReferenceType
 
 from django.dispatch import Signal
-
-logger = logging.getLogger("django_dhara")
 
 #: The transaction of an enqueue committed: `task_result`. (Django's `task_enqueued` is sent before the commit.)
 task_committed = Signal()
@@ -44,16 +43,22 @@ def is_heard(signal: Signal, level: int) -> bool:
     Args:
         level: of the line that a receiver which only logs writes; it counts only where that level is logged.
     """
+    return any(name is None or logging.getLogger(name).isEnabledFor(level) for name in _listeners(signal))
+
+
+def calls_user_code(signal: Signal) -> bool:
+    """Is there a receiver that does more than write a log line? It may use the database."""
+    return None in _listeners(signal)
+
+
+def _listeners(signal: Signal) -> Iterator[str | None]:
+    """For each receiver the logger that it writes to; None where it is somebody's own code."""
     for _, receiver, *_ in signal.receivers:
         function = receiver() if isinstance(receiver, ReferenceType) else receiver
-        its_logger = _LOGGERS.get(getattr(function, "__module__", ""))
-        if function is not None and (its_logger is None or logging.getLogger(its_logger).isEnabledFor(level)):
-            return True
-    return False
+        if function is not None:
+            yield _LOGGERS.get(getattr(function, "__module__", ""))
 
 
 def announce(signal: Signal, sender: type, **named: Any) -> None:
-    """Send a signal; log what its receivers raise."""
-    for receiver, answer in signal.send_robust(sender, **named):
-        if isinstance(answer, BaseException):
-            logger.error("Receiver %r of a django_dhara signal raised", receiver, exc_info=answer)
+    """Send a signal. What a receiver raises is logged by Django (`django.dispatch`), and changes nothing."""
+    signal.send_robust(sender, **named)
