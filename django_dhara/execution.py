@@ -12,8 +12,9 @@ from asyncio import CancelledError
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from inspect import iscoroutine, iscoroutinefunction
+from inspect import iscoroutinefunction
 from time import monotonic
+from types import CoroutineType
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -281,7 +282,7 @@ def _announce_start(run: Run) -> None:
 
 def complete(run: Run, value: Any) -> Outcome:
     """A returned value is a success, whatever it is: what cannot be stored is changed or left out, with a warning."""
-    if iscoroutine(value):
+    if type(value) is CoroutineType:  # not isinstance(): it would ask a lazy object for its class, and run its code
         value.close()
     text, warning = payload.storable_result(value, max_bytes=run.options.max_result_bytes)
     if warning:

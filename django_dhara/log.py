@@ -13,13 +13,9 @@ from typing import Any
 from django.dispatch import receiver
 
 from django_dhara import signals
+from django_dhara.payload import plain
 
 logger = logging.getLogger("django_dhara")
-
-
-def plain(text: object) -> str:
-    """One line without control characters: a name from outside must not forge lines of the log."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
 @receiver(signals.attempt_failed)
@@ -30,7 +26,7 @@ def log_attempt_failed(sender: type, *, task_result: Any, error: Any, delay: flo
         task_result.id,
         plain(task_result.task.module_path),
         task_result.attempts,
-        error.class_path,
+        plain(error.class_path),
         plain(error.message)[:500],
         after,
     )

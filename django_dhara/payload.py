@@ -32,6 +32,7 @@ __all__ = [
     "encode_metadata",
     "encode_result",
     "encode_value",
+    "plain",
     "storable_result",
 ]
 
@@ -215,6 +216,11 @@ def describe_exception(exc: BaseException, *, max_bytes: int) -> Error:
     )
 
 
+def plain(text: object) -> str:
+    """One line without control characters: a name from outside must not forge lines of a log."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
 def check_text(value: object, name: str, *, max_length: int) -> str:
     """Return a queue name, an idempotency key or the like as a plain str, or say what is wrong with it.
 
@@ -275,7 +281,7 @@ def _depth(*level: Any) -> int:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(clean_text(text, max_bytes=1000).split())
+    return plain(" ".join(clean_text(text, max_bytes=1000).split()))
 
 
 def _both_ends(data: bytes, max_bytes: int) -> str:
