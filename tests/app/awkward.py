@@ -9,7 +9,7 @@ from django.utils.functional import SimpleLazyObject
 
 from django_dhara.tasks import task
 from tests.app.models import Note
-from tests.app.tasks import mark
+from tests.app.tasks import hold, mark
 
 
 def told(value):
@@ -135,3 +135,10 @@ def brief(context, name, obedient):
         time.sleep(0.01)
         if obedient and context.canceled:
             raise RuntimeError("canceled in the middle")
+
+
+@task
+def hold_and_fail(name, path):
+    """Fails when the test creates the file."""
+    hold.func(name, path)
+    raise ValueError("it failed in the end")
