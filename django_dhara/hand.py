@@ -40,6 +40,8 @@ class Demand(NamedTuple):
     suspects: int
     #: Paths of functions that this process does not have, or has no room for.
     left_out: list[str]
+    #: What may come: plain functions, coroutines, suspects.
+    kinds: frozenset[str]
 
 
 class Hand:
@@ -107,7 +109,7 @@ class Hand:
 
     def to_renew(self, before: float) -> list[Run]:
         """Runs whose lease ends before this monotonic time."""
-        return [run for run in self._runs.values() if run.lease_ends < before]
+        return [run for run in self._runs.values() if run.lease_ends < before and not run.is_hopeless]
 
     # ------------------------------------------------------------------------------------------------ claiming
 
@@ -115,18 +117,24 @@ class Hand:
         """What fits now. Where only one kind of function has room, the other kind is left out."""
         plain = self._pace.room(len(self._open) - len(self._open_async))
         coroutines = self._async_pace.room(len(self._open_async))
-        left_out = self._unknown_paths()
+        left_out, kinds = self._unknown_paths(), {"plain", "async", "suspect"}
         if not registry.async_paths:
             limit = plain
+            kinds.remove("async")
         elif not registry.plain_paths or not plain:
             limit, left_out = coroutines, [*left_out, *registry.plain_paths]
+            kinds.remove("plain")
         elif not coroutines:
             limit, left_out = plain, [*left_out, *registry.async_paths]
+            kinds.remove("async")
         else:
             limit = min(plain, coroutines)
         if self._herald.is_full:
             limit = 0
-        return Demand(limit if at_most is None else min(limit, at_most), 0 if self._suspects else 1, left_out)
+        if self._suspects:
+            kinds.remove("suspect")
+        suspects = int("suspect" in kinds)
+        return Demand(limit if at_most is None else min(limit, at_most), suspects, left_out, frozenset(kinds))
 
     def take(self, claims: Iterable[Claim], lease_ends: float) -> None:
         """These tasks are ours; start them as soon as there is a thread."""

@@ -1,4 +1,4 @@
-"""Things that tick: the reaper and the pruner. A worker ticks them between claims; `dhara_reaper` ticks the reaper alone.
+"""Things that tick: the reaper and the pruner. A worker ticks them between claims; `dhara_reaper` ticks one alone.
 
 Any number of them may tick side by side: each statement locks what it takes and skips what another has.
 """

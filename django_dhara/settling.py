@@ -37,11 +37,13 @@ UNSTORABLE = (
 )
 
 
-def batch(endings: dict[Run, Ending]) -> list[Run]:
+def batch(endings: dict[Run, Ending], now: float) -> list[Run]:
     """Whose endings fit into one statement, the oldest first."""
     chosen: list[Run] = []
     size = 0
     for run, ending in endings.items():
+        if run.refused_until > now:
+            continue
         size += _bytes(ending)
         if chosen and (size > MOST_BYTES or len(chosen) >= MOST_RUNS):
             break
@@ -59,29 +61,31 @@ def _bytes(ending: Ending) -> int:
 
 def write(
     execute: Execute, worker: UUID, endings: Sequence[Ending], *, max_interrupted: int
-) -> Iterator[tuple[Ending, Settled]]:
-    """Settle; each answer comes as soon as it is known, so that those before a failure are not lost by it."""
+) -> Iterator[tuple[Ending, Settled | Exception]]:
+    """Settle; each answer comes as soon as it is known, so that none is lost by a failure after it.
+
+    An exception instead of an answer: even the least that can be said of this run was refused.
+    """
     try:
         answers = lifecycle.settle(execute, worker, endings, max_interrupted=max_interrupted) if endings else []
-    except UNSTORABLE:
-        if len(endings) > 1:
-            yield from _write_each(execute, worker, endings, max_interrupted=max_interrupted)
-            return
-        logger.exception("The outcome of task %s could not be stored; a minimal one is", endings[0].id)
-        if endings[0].minimal() == endings[0]:
-            raise
-        answers = lifecycle.settle(execute, worker, [endings[0].minimal()], max_interrupted=max_interrupted)
+    except UNSTORABLE as error:
+        if len(endings) == 1:
+            yield endings[0], _write_least(execute, worker, endings[0], error, max_interrupted=max_interrupted)
+        else:
+            for ending in endings:
+                yield from write(execute, worker, [ending], max_interrupted=max_interrupted)
+        return
     yield from zip(endings, answers, strict=True)
 
 
-def _write_each(
-    execute: Execute, worker: UUID, endings: Sequence[Ending], *, max_interrupted: int
-) -> Iterator[tuple[Ending, Settled]]:
-    failure: Exception | None = None
-    for ending in endings:
-        try:
-            yield from write(execute, worker, [ending], max_interrupted=max_interrupted)
-        except UNSTORABLE as error:
-            failure = error
-    if failure is not None:
-        raise failure
+def _write_least(
+    execute: Execute, worker: UUID, ending: Ending, error: Exception, *, max_interrupted: int
+) -> Settled | Exception:
+    least = ending.minimal()
+    logger.error("The outcome of task %s could not be stored; a minimal one is", ending.id, exc_info=error)
+    if least == ending:
+        return error
+    try:
+        return lifecycle.settle(execute, worker, [least], max_interrupted=max_interrupted)[0]
+    except UNSTORABLE as also:
+        return also

@@ -93,7 +93,9 @@ class Worker:
         self._connect_at, self._connect_pause = 0.0, CONNECT_SECONDS
         self._is_registered = self._is_away = self._told_migrations = self._told_draining = False
         self._strays_at: list[float] = []
-        self._hungry, self._looks_ahead, self._pauses_until = True, 0, 0.0
+        #: Kinds of tasks (see `Demand`) of which the last claim found none.
+        self._known_empty: set[str] = set()
+        self._looks_ahead, self._pauses_until = 0, 0.0
         self._settled = self._failed = 0
         self._is_stopping, self._signals = False, 0
         self._drain_ends: float | None = None
@@ -179,9 +181,8 @@ class Worker:
                 logger.info("Worker %s tries again: %s", self.presence.name, busy)
             except (psycopg.Error, UnicodeError):
                 logger.exception("Worker %s: a statement failed", self.presence.name)
-                again_at = monotonic() + BROKEN_SECONDS
-                self._claim_at, self._settle_at = max(self._claim_at, again_at), max(self._settle_at, again_at)
-                self._pauses_until = again_at
+                if action == self._claim:
+                    self._claim_at = self._pauses_until = monotonic() + BROKEN_SECONDS
 
     def _next_due(self) -> float:
         if self._session.is_open and self._may_claim_more():
@@ -199,7 +200,7 @@ class Worker:
     # ------------------------------------------------------------------------------------------- claiming and settling
 
     def _claim(self) -> None:
-        """Take what fits. While a claim brings something the next one follows at once; polling is for an empty queue."""
+        """Take what fits. While a claim brings something the next follows at once; polling is for an empty queue."""
         self._listen()
         if not self._may_claim_more() and monotonic() < self._claim_at:
             return
@@ -219,8 +220,10 @@ class Worker:
         if self._tasks_left is not None:
             self._tasks_left -= len(haul.claims)
         self._hand.take(haul.claims, asked + self.options.lease_seconds)
-        if demand.limit:  # else nobody has looked, and there may be plenty
-            self._hungry = bool(haul.claims)
+        if haul.claims:
+            self._known_empty.clear()
+        elif demand.limit:  # else nobody has looked
+            self._known_empty |= demand.kinds
         self._claim_at = self._next_poll(haul.due_in)
         orders.obey(self._session.execute, haul.orders, self._hand, self.stop)
 
@@ -237,15 +240,17 @@ class Worker:
         return (not self.wanted.queues or queue in self.wanted.queues) and queue not in self.wanted.exclude
 
     def _may_claim_more(self) -> bool:
-        is_open = self._is_claiming and monotonic() >= self._pauses_until
-        return self._hungry and is_open and self._hand.demand(self._tasks_left).limit > 0
+        if not self._is_claiming or monotonic() < self._pauses_until:
+            return False
+        demand = self._hand.demand(self._tasks_left)
+        return demand.limit > 0 and not demand.kinds <= self._known_empty
 
     @property
     def _is_claiming(self) -> bool:
         return not self._is_stopping and self._tasks_left != 0
 
     def _next_poll(self, due_in: float | None) -> float:
-        """When to look again: soon after a wake-up, when the next task is due, at the latest after the poll interval."""
+        """When to look again: soon after a wake-up, when the next task is due, at last after the poll interval."""
         pause = self.options.poll_seconds * random.uniform(0.9, 1.1)
         if due_in is not None:
             pause = min(pause, due_in + 0.001)
@@ -261,7 +266,7 @@ class Worker:
         if not endings or now < max(self._settle_at, self._flush_at):
             return
         self._settle_at = now + BUSY_SECONDS
-        batch = settling.batch(endings)
+        batch = settling.batch(endings, now)
         if self._reports.concern(batch):
             self._reports.write(self._session.execute)  # the last words before the end
         by_ending = {(endings[run].id, endings[run].lease): run for run in batch}
@@ -272,8 +277,19 @@ class Worker:
         for ending, answer in settling.write(
             self._session.execute, self.id, unwritten, max_interrupted=max_interrupted
         ):
-            self._on_answer(by_ending[ending.id, ending.lease], answer)
-        self._settle_at = 0.0 if not set(batch) & set(endings) else now + BUSY_SECONDS
+            run = by_ending[ending.id, ending.lease]
+            if isinstance(answer, Settled):
+                self._on_answer(run, answer)
+            else:
+                self._on_refused(run, answer)
+        is_done = batch and not set(batch) & set(endings)
+        self._settle_at = 0.0 if is_done else now + BUSY_SECONDS
+
+    def _on_refused(self, run: Run, error: Exception) -> None:
+        """Nothing can be written of this run. It is tried again, apart from the others, while its lease lasts."""
+        logger.error("Task %s is not settled: %s", run.claim.id, " ".join(str(error).split()))
+        run.refused_until = monotonic() + BROKEN_SECONDS
+        run.is_hopeless = not isinstance(error, psycopg.ProgrammingError)
 
     @property
     def _flush_at(self) -> float:
@@ -285,8 +301,6 @@ class Worker:
         if answer.state is None and not answer.refused:
             return  # somebody has the row locked; it comes again
         ending = self._hand.forget(run)
-        if run.claim.is_suspect:
-            self._hungry = True  # there is room for the next suspect, and no claim has said whether one waits
         if answer.state is None:
             self._on_lost(run)
             return
@@ -372,7 +386,8 @@ class Worker:
         if self._is_away:
             logger.warning("Worker %s has the database again", self.presence.name)
         self._is_registered, self._is_away, self._connect_pause = True, False, CONNECT_SECONDS
-        self._hungry, self._claim_at = True, 0.0
+        self._known_empty.clear()
+        self._claim_at = 0.0
         self._strays_at = [monotonic(), monotonic() + self._session.deadline_seconds]
         return True
 
@@ -402,6 +417,7 @@ class Worker:
         """
         if not self._strays_at or monotonic() < self._strays_at[0]:
             return
+        self._strays_at[0] = monotonic() + BUSY_SECONDS
         held = {run.key for run in self._hand.runs}
         strays = [Ending(*key, HandedBack(), None) for key in lifecycle.owned(self._session.execute, self.id) - held]
         if strays:
@@ -471,7 +487,8 @@ class Worker:
         return not self._hand.endings and self._is_registered and (self._tasks_left == 0 or self._burst_is_over())
 
     def _burst_is_over(self) -> bool:
-        return self._burst and self._session.is_open and not self._hungry and not self._looks_ahead
+        is_empty = self._hand.demand(self._tasks_left).kinds <= self._known_empty
+        return self._burst and self._session.is_open and is_empty and not self._looks_ahead
 
     def _leave(self) -> None:
         """Release what is left, say so to the database as far as it answers, and close everything."""

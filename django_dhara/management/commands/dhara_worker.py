@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import os
+import signal
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -52,6 +55,10 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **given: Any) -> None:
         worker = self._worker(given)
+        if self._called_from_command_line:  # type: ignore[attr-defined]
+            # From here to the very end, so that no signal is missed early, or kills us late with another exit code.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: worker.on_signal())
         registry.discover()
         reloader = Reloader(worker.stop) if _reloads(given) else None
         self.stdout.write(self.style.SUCCESS(_introduction(worker)))
@@ -60,6 +67,8 @@ class Command(BaseCommand):
         if reloader is not None and reloader.changed:
             reloader.restart()
         self.stdout.write(f"Worker {worker.presence.name} stopped.")
+        if self._called_from_command_line:  # type: ignore[attr-defined]
+            _end_process(code)
         sys.exit(code)
 
     def _worker(self, given: dict[str, Any]) -> Worker:
@@ -100,6 +109,18 @@ def _wanted(alias: str, known: set[str], given: dict[str, Any]) -> Wanted:
             f"{', '.join(sorted(known))}."
         )
     return Wanted(alias, tuple(queues), tuple(exclude))
+
+
+def _end_process(code: int) -> NoReturn:
+    """Leave without waiting for threads: functions that were given up may still run on theirs, or on threads that they
+    started, for longer than the supervisor's patience. What was registered for the exit is done as ever.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    atexit._run_exitfuncs()  # noqa: SLF001
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _reloads(given: dict[str, Any]) -> bool:
