@@ -686,6 +686,26 @@ def test_it_tells_what_a_worker_tells(transactional_db, announced):
         assert [e.exception_class_path for e in theirs.errors] == [e.exception_class_path for e in ours.errors]
 
 
+def sessions():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+        [count] = cursor.fetchone()
+    return count
+
+
+def test_a_worker_in_a_thread_of_the_test_leaves_no_session_behind(transactional_db):
+    enqueue_many([write.bind("a"), awrite.bind("b"), fail.bind(), all_or_nothing.bind("return")])
+    thread = threading.Thread(target=burst)
+    thread.start()
+    thread.join()
+    # DROP DATABASE waits five seconds for sessions that are about to end.
+    ends = time.monotonic() + 4
+    while sessions() > 1 and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert sessions() == 1
+    assert notes() == ["a", "b", "before", "return"]
+
+
 class Colour(Enum):
     RED = "red"
 
