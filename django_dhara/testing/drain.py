@@ -4,11 +4,12 @@ The statements are those of `lifecycle`, the pipeline is that of `execution`. Wh
 
 - One task at a time, in the order of claiming, in this thread; no lease is renewed, nothing is rescued, and no rows of
   workers or statistics are written.
-- In a TestCase a function runs inside the test's transaction. What it wrote before it raised stays, as in a worker;
-  but where it broke the transaction by a failed query outside `atomic()`, all that it wrote is gone. Its `on_commit`
-  callbacks are called when it ends.
-- A plain function that overruns its timeout is not left behind: it runs to its end and is then recorded as timed out.
-  An `async def` function gets its CancelledError in time.
+- In a TestCase a function runs inside the test's transaction. What it wrote before it raised stays, and its `on_commit`
+  callbacks are called when its outermost `atomic()` block ends, as in a worker (see `shield.py`). But a failed query
+  outside `atomic()`, its own or that of a receiver of `task_started`, fails its later queries too, and takes back all
+  that it wrote.
+- A plain function that overruns its timeout is not left behind: it runs to its end and is then recorded as timed out,
+  by however little it was late. An `async def` function gets its CancelledError in time.
 - `context.canceled`, `stopping` and `lease_at_risk` stay False; progress and checkpoints are stored when the function
   ends.
 - Ctrl-C and pytest's own exceptions (`pytest.fail()`, a timeout) count as a failure and are then raised in the test.
