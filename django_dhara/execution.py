@@ -276,8 +276,11 @@ def begin(run: Run) -> Callable[[], Any]:
 def _announce_start(run: Run) -> None:
     """Before the transaction of an atomic run: a query of a receiver that fails must not break it."""
     current_task.set(run.claim.id)
-    if is_heard(task_started, logging.INFO):
-        announce(task_started, run.backend, task_result=result(run, State.RUNNING))
+    try:
+        if is_heard(task_started, logging.INFO):
+            announce(task_started, run.backend, task_result=result(run, State.RUNNING))
+    except BaseException:  # what even a robust signal lets through, such as SystemExit
+        logger.exception("A receiver of task_started ended badly")
 
 
 def complete(run: Run, value: Any) -> Outcome:
