@@ -216,8 +216,8 @@ def _isolation_explained() -> Iterator[None]:
         if getattr(error.__cause__, "sqlstate", None) != "40001":
             raise
         raise IsolationError(
-            "This transaction is above READ COMMITTED and met a concurrent one, which has taken the same idempotency key "
-            "or read what this one writes: run it again from its start."
+            "This transaction is above READ COMMITTED and met a concurrent one, which has taken the same "
+            "idempotency key or read what this one writes: run it again from its start."
         ) from error
 
 

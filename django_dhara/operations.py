@@ -62,9 +62,8 @@ def cancel(task_id: str | UUID, *, backend: str = "default") -> Answer:
     Raises:
         TaskResultDoesNotExist: (Django's) there is no such task.
     """
-    for answer in _changed("cancel", task_id, backend):
-        return answer
-    return "finished"
+    answer: Answer = next(iter(_changed("cancel", task_id, backend)), "finished")
+    return answer
 
 
 def revive(task_id: str | UUID, *, backend: str = "default") -> bool:
