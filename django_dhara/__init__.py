@@ -25,8 +25,8 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-#: Where the public names come from. They are imported when first used: the pytest plugin lives in this package, and every
-#: run of pytest where it is installed would otherwise import Django.
+#: Where the public names come from. They are imported when first used: the pytest plugin lives in this package, and
+#: every run of pytest where it is installed would otherwise import Django.
 _HOME = {
     **dict.fromkeys(("Discard", "Retry", "Snooze"), "errors"),
     **dict.fromkeys(("cancel", "enqueue_many", "pause", "resume", "revive", "run_now"), "operations"),
