@@ -11,6 +11,7 @@ from asgiref.sync import sync_to_async
 
 from django_dhara import conf, payload, registry
 from django_dhara.compat import BaseTaskBackend, DjangoTask, InvalidTask, TaskResultDoesNotExist
+from django_dhara.errors import PayloadError
 from django_dhara.tasks import Call, Task
 
 if TYPE_CHECKING:
@@ -20,6 +21,17 @@ if TYPE_CHECKING:
 
 #: An entry of the index that a claim walks holds the queue's name.
 MAX_QUEUE_NAME_LENGTH = 255
+
+
+def check_queue(name: object, label: str) -> None:
+    """Refuse a name that a queue cannot have.
+
+    Raises:
+        PayloadError: it calls the name `label`.
+    """
+    text = payload.check_text(name, label, max_length=MAX_QUEUE_NAME_LENGTH)
+    if "," in text or text != text.strip():  # the worker's --queues takes names apart at commas
+        raise PayloadError(f"{label} {text!r} has a comma or an outer space in it")
 
 
 class QueueBackend(BaseTaskBackend):
@@ -57,7 +69,7 @@ class QueueBackend(BaseTaskBackend):
                 "give the function a name, in a module that is imported and not run."
             )
         try:
-            payload.check_text(task.queue_name, "queue_name", max_length=MAX_QUEUE_NAME_LENGTH)
+            check_queue(task.queue_name, "queue_name")
         except ValueError as error:
             raise InvalidTask(str(error)) from None
 

@@ -240,6 +240,7 @@ def test_a_function_of_main_is_refused():
         ({"run_after": datetime(9999, 1, 1, tzinfo=UTC)}, "run_after must be within the next hundred years"),
         ({"queue_name": "x" * 256}, "queue_name must have 1 to 255 characters, not 256"),
         ({"queue_name": "a\0b"}, "queue_name has a control character"),
+        ({"queue_name": "a,b"}, "queue_name 'a,b' has a comma or an outer space in it"),
         ({"idempotency_key": ""}, "idempotency_key must have 1 to 255 characters, not 0"),
         ({"max_attempts": 0}, "max_attempts must be a whole number between 1 and 10000, not 0."),
         ({"max_attempts": True}, "max_attempts must be a whole number between 1 and 10000, not True."),
