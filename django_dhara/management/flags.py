@@ -13,6 +13,7 @@ from django.core.management.base import CommandError, CommandParser
 from django_dhara import conf
 from django_dhara.backend import DharaBackend
 from django_dhara.compat import task_backends
+from django_dhara.payload import check_text
 
 
 def one_line_errors(parser: CommandParser) -> None:
@@ -85,8 +86,16 @@ def boolean(raw: str) -> bool:
     return raw.lower() in ("1", "true", "yes", "on")
 
 
+def name(raw: str) -> str:
+    """For people, or of a queue: what PostgreSQL can hold, which is less than a command line can."""
+    try:
+        return check_text(raw, "the name", max_length=255) if raw else ""
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def names(raw: str) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(name.strip() for name in raw.split(",")))
+    found = tuple(dict.fromkeys(name(part.strip()) for part in raw.split(",")))
     if not all(found):
         raise argparse.ArgumentTypeError(f"must be names with commas between them, not {raw!r}")
     return found

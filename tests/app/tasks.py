@@ -465,3 +465,21 @@ def report_progress(context, value):
 def match(pattern, text):
     """C code that keeps the interpreter's lock."""
     return bool(re.match(pattern, text))
+
+
+@task
+def idle_in_transaction(seconds):
+    with transaction.atomic():
+        mark("idle")
+        time.sleep(seconds)
+        mark("too late")
+
+
+@task(takes_context=True)
+def until_told_by_file(context, name, attribute):
+    """As above, but says it to the log: the database may be away."""
+    mark(name)
+    connection.close()
+    while not getattr(context, attribute):
+        time.sleep(0.01)
+    sys.stderr.write(f"{attribute} was seen\n")

@@ -139,11 +139,10 @@ class Database:
         """A task of tests/app/tasks.py, as an enqueue would insert it."""
         values = {"backend": "default", "queue": "default", "function": f"tests.app.tasks.{name}", **columns}
         values["payload"] = Json({"args": args, "kwargs": {}})
-        places = ", ".join(["%s"] * len(values))
-        statement = (
-            f"INSERT INTO dhara_task (id, {', '.join(values)}) VALUES (gen_random_uuid(), {places}) RETURNING id"
-        )
-        return self.value(statement, *values.values())
+        insert = f"INSERT INTO dhara_task (id, {', '.join(values)}) VALUES (gen_random_uuid()"
+        id_ = self.value(f"{insert}{', %s' * len(values)}) RETURNING id", *values.values())
+        self.rows("SELECT pg_notify('dhara_default', %s)", values["queue"])
+        return id_
 
     def task(self, id_):
         """A task's row, by column."""

@@ -196,7 +196,7 @@ def test_memory_stays_where_it_is(crew, database):  # D12
     worker = crew.start("--concurrency", "4", DHARA_TEST_DEBUG=1, DHARA_RELOAD="false")
 
     def work(tasks):
-        for done in range(0, tasks, 500):
+        for _ in range(0, tasks, 500):
             database.rows(
                 "INSERT INTO dhara_task (id, backend, queue, function, payload) SELECT gen_random_uuid(), 'default',"
                 " 'default', 'tests.app.tasks.queries', '{\"args\": [5, 100000], \"kwargs\": {}}'"

@@ -142,7 +142,6 @@ def pickup(database, name):
     """Seconds from an enqueue with a wake-up to the begin of the function."""
     begun = time.monotonic()
     task = database.add("count", name)
-    database.rows("SELECT pg_notify('dhara_default', 'default')")
     until(lambda: database.states(task) == ["COMPLETED"], 30)
     return time.monotonic() - begun
 

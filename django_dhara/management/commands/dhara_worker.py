@@ -45,7 +45,9 @@ class Command(BaseCommand):
         flags.add(
             parser, "--max-tasks", "DHARA_MAX_TASKS", "Stop after so many tasks.", read=flags.count, metavar="N"
         )  # fmt: skip
-        flags.add(parser, "--name", "DHARA_NAME", "A name for people; default: host and pid.", default="")
+        flags.add(
+            parser, "--name", "DHARA_NAME", "A name for people; default: host and pid.", read=flags.name, default=""
+        )
         flags.add_switch(parser, "--reap", "DHARA_REAP", "Rescue tasks of lost workers, too.", default=True)
         flags.add_switch(parser, "--prune", "DHARA_PRUNE", "Delete finished tasks after their time, too.", default=True)
         flags.add_switch(
@@ -78,8 +80,6 @@ class Command(BaseCommand):
         if connections[options.database].in_atomic_block:
             raise CommandError(_IN_TRANSACTION)
         wanted = _wanted(backend.alias, set(backend.queues), given)
-        if len(given["name"]) > 255:
-            raise CommandError(f"--name has {len(given['name'])} characters; 255 is the most.")
         worker = Worker(
             backend, options, wanted, name=given["name"], burst=given["burst"], max_tasks=given["max_tasks"]
         )

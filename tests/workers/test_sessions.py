@@ -1,0 +1,143 @@
+"""Connections, language, time zone and context: a run finds them as a request would, and leaves nothing behind."""
+
+import json
+
+import pytest
+
+from tests.workers.harness import until
+
+PLAIN = ['"$user", public', "en-us", "UTC", "default"]
+OTHERS = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name NOT LIKE 'dhara %%'"
+)
+
+
+def with_database(**settings):
+    return {"DHARA_TEST_DATABASE": json.dumps(settings)}
+
+
+def run(database, name, *args):
+    task = database.add(name, *args)
+    until(lambda: database.states(task) == ["COMPLETED"])
+    return database.task(task)["result"]
+
+
+@pytest.mark.parametrize("age", [0, 60, None])
+@pytest.mark.parametrize("tasks", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_sessions_do_not_pile_up(crew, database, age, tasks):  # J01
+    crew.start("--concurrency", "20", **with_database(CONN_MAX_AGE=age))
+    before, most = database.value(OTHERS), 0
+    ids = [database.add("queries", 1, 1) for _ in range(tasks)]
+
+    def ends():
+        nonlocal most
+        most = max(most, database.value(OTHERS))
+        return database.states(*ids) == ["COMPLETED"] * tasks
+
+    until(ends, 60)
+    assert most - before <= 20
+    if age == 0:
+        until(lambda: database.value(OTHERS) <= before)
+    assert len(database.sessions("dhara %")) == 2
+
+
+def test_a_session_is_kept_between_runs_as_conn_max_age_says(crew, database):  # J01
+    crew.start("--concurrency", "1", **with_database(CONN_MAX_AGE=None))
+    assert run(database, "session_pid") == run(database, "session_pid")
+
+
+def test_a_session_that_died_while_idle_is_not_used_again(crew, database):  # J02
+    crew.start("--concurrency", "1", **with_database(CONN_MAX_AGE=None, CONN_HEALTH_CHECKS=False))
+    old = run(database, "session_pid")
+    assert database.rows("SELECT pg_terminate_backend(%s, 5000)", old) == [(True,)]
+    assert run(database, "session_pid") != old
+    assert database.value("SELECT sum(failures) FROM dhara_task") == 0
+
+
+def test_a_pool_is_kept_from_run_to_run(crew, database):  # J05
+    pytest.importorskip("psycopg_pool")
+    pool = {"pool": {"min_size": 2, "max_size": 4}}
+    crew.start("--concurrency", "4", **with_database(CONN_MAX_AGE=0, OPTIONS=pool))
+    pids = {run(database, "session_pid") for _ in range(30)}
+    assert len(pids) <= 4
+
+
+@pytest.mark.parametrize("name", ["leave_transaction", "leave_autocommit_off", "leave_atomic"])
+def test_a_pool_gets_nothing_back_that_is_not_clean(crew, database, name):  # J05, B05
+    pytest.importorskip("psycopg_pool")
+    pool = {"pool": {"min_size": 1, "max_size": 1, "timeout": 3}}
+    worker = crew.start("--concurrency", "1", **with_database(CONN_MAX_AGE=0, OPTIONS=pool))
+    for _ in range(3):
+        run(database, name, "left")
+        run(database, "write_note", "after")
+    assert database.rows("SELECT text, count(*) FROM app_note GROUP BY text") == [("after", 3)]
+    worker.says("rolled back and closed")
+
+
+@pytest.mark.fast
+def test_language_time_zone_and_context_do_not_reach_the_next_run(crew, database):  # J11
+    crew.start("--concurrency", "1", **with_database(CONN_MAX_AGE=None))
+    assert run(database, "look_around") == PLAIN
+    run(database, "leave_context")
+    assert run(database, "look_around") == PLAIN
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "SET search_path TO elsewhere",
+        "set session search_path = elsewhere",
+        "/* tenant: 7 */ SET search_path TO elsewhere",
+        "-- tenant 7\nSET search_path TO elsewhere",
+        "SELECT 1; SET search_path TO elsewhere",
+        "SELECT set_config('search_path', 'elsewhere', false)",
+        "composed",
+    ],
+)
+def test_the_schema_of_one_tenant_does_not_reach_the_next_run(crew, database, how):  # J12
+    crew.start("--concurrency", "1", **with_database(CONN_MAX_AGE=None))
+    run(database, "leave_session", how)
+    assert run(database, "look_around") == PLAIN
+
+
+def test_set_local_costs_no_session(crew, database):  # J12
+    crew.start("--concurrency", "1", **with_database(CONN_MAX_AGE=None))
+    old = run(database, "session_pid")
+    run(database, "leave_session", "SET LOCAL search_path TO elsewhere")
+    assert run(database, "session_pid") == old
+
+
+def test_a_temporary_table_does_not_reach_the_next_run(crew, database):  # J12
+    crew.start("--concurrency", "1", **with_database(CONN_MAX_AGE=None))
+    run(database, "leave_session", "CREATE TEMP TABLE app_note (text text)")
+    run(database, "write_note", "after")
+    assert database.rows("SELECT text FROM app_note") == [("after",)]
+
+
+def test_an_idle_transaction_that_the_server_ends_is_a_failure_of_its_run(crew, database):  # I14
+    database.rows(f"ALTER DATABASE {database.parameters['dbname']} SET idle_in_transaction_session_timeout = '300ms'")
+    worker = crew.start("--concurrency", "1")
+    task = database.add("idle_in_transaction", 1.5, max_attempts=1)
+    after = database.add("count", "after")
+    until(lambda: database.states(task, after) == ["DEAD", "COMPLETED"])
+    assert "terminat" in database.value("SELECT message FROM dhara_attempt")
+    assert worker.stop() == 0
+
+
+def test_timeouts_of_the_role_do_not_end_the_worker(crew, database):  # I13
+    name = database.parameters["dbname"]
+    database.rows(f"ALTER DATABASE {name} SET statement_timeout = '300ms'")
+    database.rows(f"ALTER DATABASE {name} SET lock_timeout = '100ms'")
+    worker = crew.start()
+    with database.connection.transaction():
+        database.rows("LOCK dhara_task IN ACCESS EXCLUSIVE MODE")
+        worker.says("tries again: canceling statement due to lock timeout")
+    task = database.add("count", "after")
+    until(lambda: database.states(task) == ["COMPLETED"])
+    assert worker.stop() == 0
+
+
+@pytest.fixture(autouse=True)
+def _plain_database(database):
+    yield
+    database.rows(f"ALTER DATABASE {database.parameters['dbname']} RESET ALL")
