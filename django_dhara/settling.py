@@ -7,18 +7,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import psycopg
 
-from django_dhara import lifecycle
+from django_dhara import lifecycle, news, stats
+from django_dhara.conf import Options
 from django_dhara.execution import Run
 from django_dhara.lifecycle import Ending, Settled
 from django_dhara.sql import Execute
-from django_dhara.states import Completed, Error
+from django_dhara.states import Completed, Error, HandedBack
+
+if TYPE_CHECKING:
+    from django_dhara.hand import Hand
+    from django_dhara.reports import Reports
 
 logger = logging.getLogger("django_dhara.worker")
 
+#: An ended run waits at most so long for others to be settled with it, while more are still running.
+FLUSH_SECONDS = 0.005
+#: Pause before endings that were not taken come again: all of them, and those that even alone are refused.
+AGAIN_SECONDS, REFUSED_SECONDS = 0.1, 1.0
 #: So many runs are settled by one statement, and so many bytes: PostgreSQL takes no value above 1 GB, and a statement
 #: has to come through within its deadline.
 MOST_RUNS, MOST_BYTES = 500, 4_000_000
@@ -35,6 +46,84 @@ UNSTORABLE = (
     psycopg.errors.RaiseException,
     UnicodeError,
 )
+
+
+class Settler:
+    """Settles what has ended in a hand.
+
+    Args:
+        reports: their last words come before the end.
+    """
+
+    def __init__(self, worker: UUID, hand: Hand, reports: Reports, recorder: stats.Recorder, options: Options) -> None:
+        self._worker, self._hand, self._reports, self._recorder = worker, hand, reports, recorder
+        self._max_interrupted = options.max_interrupted
+        self._settle_at = 0.0
+        self._settled = self._failed = 0
+
+    def due_at(self, *, at_once: bool) -> float:
+        """When to settle next; `at_once`: no ended run waits for others to end."""
+        waits = self._hand.is_busy and len(self._hand.endings) < MOST_RUNS and not at_once
+        return max(self._settle_at, self._hand.oldest_ending + FLUSH_SECONDS if waits else 0.0)
+
+    def count(self) -> tuple[int, int]:
+        """How many runs were settled since the last call, and how many of them did not succeed."""
+        counted, self._settled, self._failed = (self._settled, self._failed), 0, 0
+        return counted
+
+    def settle(self, execute: Execute, *, at_once: bool) -> None:
+        """Write how runs ended, many by one statement, but never late when nothing else is going on."""
+        endings = self._hand.endings
+        now = monotonic()
+        if not endings or now < self.due_at(at_once=at_once):
+            return
+        self._settle_at = now + AGAIN_SECONDS
+        runs = batch(endings, now)
+        if self._reports.concern(runs):
+            self._reports.write(execute)
+        for run in [run for run in runs if run.settled is not None]:
+            self._on_answer(run, Settled(run.settled))
+        by_key = {run.key: run for run in runs if run in endings}
+        for ending, answer in write(
+            execute, self._worker, [endings[run] for run in by_key.values()], max_interrupted=self._max_interrupted
+        ):
+            self._on_answer(by_key[ending.id, ending.lease], answer)
+        is_done = runs and not set(runs) & set(endings)
+        self._settle_at = 0.0 if is_done else now + AGAIN_SECONDS
+
+    def hand_back_strays(self, execute: Execute) -> None:
+        """Tasks of a claim whose answer never came are ours without our knowing; others shall have them at once."""
+        held = {run.key for run in self._hand.runs}
+        strays = [Ending(*key, HandedBack(), None) for key in lifecycle.owned(execute, self._worker) - held]
+        if strays:
+            logger.info("%d tasks of a claim without an answer are handed back", len(strays))
+            lifecycle.settle(execute, self._worker, strays, max_interrupted=self._max_interrupted)
+
+    def _on_answer(self, run: Run, answer: Settled | Exception) -> None:
+        if isinstance(answer, Exception):
+            self._on_refused(run, answer)
+        elif answer.state is not None:
+            ending = self._hand.forget(run)
+            self._settled += 1
+            self._failed += not isinstance(ending.outcome, Completed)
+            for event in stats.events_of(run, ending, answer.state, run.alias):
+                self._recorder.add(event)
+            self._hand.tell(news.of_settled(run, ending.outcome, answer.state))
+        elif answer.refused:
+            self._hand.forget(run)
+            self.on_lost(run)
+        # else somebody has the row locked; it comes again
+
+    def _on_refused(self, run: Run, error: Exception) -> None:
+        """Nothing can be written of this run. It is tried again, apart from the others, while its lease lasts."""
+        logger.error("Task %s is not settled: %s", run.claim.id, " ".join(str(error).split()))
+        run.refused_until = monotonic() + REFUSED_SECONDS
+        run.is_hopeless = not isinstance(error, psycopg.ProgrammingError)
+
+    def on_lost(self, run: Run) -> None:
+        """The task is not this run's any more."""
+        self._reports.refuse(run)
+        self._hand.tell(news.of_lost(run))
 
 
 def batch(endings: dict[Run, Ending], now: float) -> list[Run]:

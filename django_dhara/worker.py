@@ -17,25 +17,24 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-from django_dhara import hygiene, lifecycle, news, orders, presence, settling, stats, wakeup
+from django_dhara import hygiene, lifecycle, news, orders, presence, stats, wakeup
 from django_dhara.alarm import Alarm
 from django_dhara.conf import Options
 from django_dhara.ears import Ears
 from django_dhara.execution import Run
 from django_dhara.hand import Hand
-from django_dhara.lifecycle import Ending, Rescued, Settled, Wanted
+from django_dhara.lifecycle import Rescued, Wanted
 from django_dhara.reports import Reports
 from django_dhara.services import Service
 from django_dhara.session import Busy, Disconnected, Session
-from django_dhara.states import Completed, HandedBack, State
+from django_dhara.settling import Settler
+from django_dhara.states import State
 
 if TYPE_CHECKING:
     from django_dhara.backend import DharaBackend
 
 logger = logging.getLogger("django_dhara.worker")
 
-#: An ended run waits at most so long for others to be settled with it, while more are still running.
-FLUSH_SECONDS = 0.005
 #: Pause after a statement that was refused for a passing reason, and after one that cannot work.
 BUSY_SECONDS, BROKEN_SECONDS = 0.1, 1.0
 #: Between two tries to connect; the pause is doubled each time, from a tenth of a second to the second number.
@@ -86,8 +85,9 @@ class Worker:
         self._reports = Reports(self._alarm.ring)
         self._recorder = stats.Recorder(self.id)
         self._hand = Hand(self.id, backend, options, self._reports, self._alarm.ring)
+        self._settler = Settler(self.id, self._hand, self._reports, self._recorder, options)
 
-        self._claim_at = self._settle_at = self._renew_at = self._report_at = 0.0
+        self._claim_at = self._renew_at = self._report_at = 0.0
         self._beat_at = self._check_at = 0.0
         self._stats_at, self._summary_at = monotonic() + STATS_SECONDS, monotonic() + SUMMARY_SECONDS
         self._connect_at, self._connect_pause = 0.0, CONNECT_SECONDS
@@ -96,7 +96,6 @@ class Worker:
         #: Kinds of tasks (see `Demand`) of which the last claim found none.
         self._known_empty: set[str] = set()
         self._looks_ahead, self._pauses_until = 0, 0.0
-        self._settled = self._failed = 0
         self._is_stopping, self._signals = False, 0
         self._drain_ends: float | None = None
 
@@ -192,7 +191,7 @@ class Worker:
             return min([self._connect_at, *due])
         due += [self._claim_at, self._renew_at, self._stats_at, *(service.due_at for service in self.services)]
         if self._hand.endings:
-            due.append(max(self._settle_at, self._flush_at))
+            due.append(self._settler.due_at(at_once=self._is_stopping))
         if self._reports:
             due.append(self._report_at)
         return min(due + self._strays_at[:1])
@@ -260,55 +259,7 @@ class Worker:
         return monotonic() + pause
 
     def _settle(self) -> None:
-        """Write how runs ended, many by one statement, but never late when nothing else is going on."""
-        endings = self._hand.endings
-        now = monotonic()
-        if not endings or now < max(self._settle_at, self._flush_at):
-            return
-        self._settle_at = now + BUSY_SECONDS
-        batch = settling.batch(endings, now)
-        if self._reports.concern(batch):
-            self._reports.write(self._session.execute)  # the last words before the end
-        by_ending = {(endings[run].id, endings[run].lease): run for run in batch}
-        unwritten = [endings[run] for run in batch if run.settled is None]
-        for run in [run for run in batch if run.settled is not None]:
-            self._on_answer(run, Settled(run.settled))
-        max_interrupted = self.options.max_interrupted
-        for ending, answer in settling.write(
-            self._session.execute, self.id, unwritten, max_interrupted=max_interrupted
-        ):
-            run = by_ending[ending.id, ending.lease]
-            if isinstance(answer, Settled):
-                self._on_answer(run, answer)
-            else:
-                self._on_refused(run, answer)
-        is_done = batch and not set(batch) & set(endings)
-        self._settle_at = 0.0 if is_done else now + BUSY_SECONDS
-
-    def _on_refused(self, run: Run, error: Exception) -> None:
-        """Nothing can be written of this run. It is tried again, apart from the others, while its lease lasts."""
-        logger.error("Task %s is not settled: %s", run.claim.id, " ".join(str(error).split()))
-        run.refused_until = monotonic() + BROKEN_SECONDS
-        run.is_hopeless = not isinstance(error, psycopg.ProgrammingError)
-
-    @property
-    def _flush_at(self) -> float:
-        """Until when an ended run waits for others to end, to be settled with them."""
-        waits = self._hand.is_busy and len(self._hand.endings) < settling.MOST_RUNS and not self._is_stopping
-        return self._hand.oldest_ending + FLUSH_SECONDS if waits else 0.0
-
-    def _on_answer(self, run: Run, answer: Settled) -> None:
-        if answer.state is None and not answer.refused:
-            return  # somebody has the row locked; it comes again
-        ending = self._hand.forget(run)
-        if answer.state is None:
-            self._on_lost(run)
-            return
-        self._settled += 1
-        self._failed += not isinstance(ending.outcome, Completed)
-        for event in stats.events_of(run, ending, answer.state, self.wanted.backend):
-            self._recorder.add(event)
-        self._hand.tell(news.of_settled(run, ending.outcome, answer.state))
+        self._settler.settle(self._session.execute, at_once=self._is_stopping)
 
     # ------------------------------------------------------------------------------------------------- keeping leases
 
@@ -334,13 +285,9 @@ class Worker:
             elif run.key in answer.refused and run not in self._hand.endings:
                 # One that has ended may be settled already, by a statement whose answer never came: settling finds out.
                 self._hand.lose(run)
-                self._on_lost(run)
+                self._settler.on_lost(run)
         if not answer.registered:
             self.presence.register(self._session.execute)
-
-    def _on_lost(self, run: Run) -> None:
-        self._reports.refuse(run)
-        self._hand.tell(news.of_lost(run))
 
     def _report(self) -> None:
         if self._reports and (self._reports.is_urgent or monotonic() >= self._report_at):
@@ -411,20 +358,11 @@ class Worker:
         self._is_away = True
 
     def _hand_back_strays(self) -> None:
-        """Tasks of a claim whose answer never came are ours without our knowing; others shall have them at once.
-
-        Looked for when the database is back, and again when a claim that was still waiting there must have ended.
-        """
-        if not self._strays_at or monotonic() < self._strays_at[0]:
-            return
-        self._strays_at[0] = monotonic() + BUSY_SECONDS
-        held = {run.key for run in self._hand.runs}
-        strays = [Ending(*key, HandedBack(), None) for key in lifecycle.owned(self._session.execute, self.id) - held]
-        if strays:
-            logger.info("Worker %s hands back %d tasks of a claim without an answer", self.presence.name, len(strays))
-            limit = self.options.max_interrupted
-            lifecycle.settle(self._session.execute, self.id, strays, max_interrupted=limit)
-        self._strays_at.pop(0)
+        """When the database is back, and again when a claim that was still waiting there must have ended."""
+        if self._strays_at and monotonic() >= self._strays_at[0]:
+            self._strays_at[0] = monotonic() + BUSY_SECONDS
+            self._settler.hand_back_strays(self._session.execute)
+            self._strays_at.pop(0)
 
     # ------------------------------------------------------------------------------------------------- the rest
 
@@ -452,11 +390,9 @@ class Worker:
             self._summarize()
 
     def _summarize(self) -> None:
-        if self._settled:
-            logger.info(
-                "Worker %s settled %d runs, %d did not succeed", self.presence.name, self._settled, self._failed
-            )
-        self._settled = self._failed = 0
+        settled, failed = self._settler.count()
+        if settled:
+            logger.info("Worker %s settled %d runs, %d did not succeed", self.presence.name, settled, failed)
 
     # ------------------------------------------------------------------------------------------------- stopping
 
@@ -515,6 +451,6 @@ class Worker:
         while self._hand.endings and monotonic() < ends:
             with suppress(Busy):
                 self._settle()
-            self._alarm.wait(self._settle_at - monotonic(), None, lambda: not self._hand.endings)
+            self._alarm.wait(self._settler.due_at(at_once=True) - monotonic(), None, lambda: not self._hand.endings)
         self._recorder.flush(self._session.execute)
         self.presence.stopped(self._session.execute)
