@@ -13,12 +13,12 @@ from typing import Protocol
 import psycopg
 
 from django_dhara import lifecycle
-from django_dhara.alarm import Alarm
 from django_dhara.conf import Options
 from django_dhara.lifecycle import Rescued
-from django_dhara.session import Busy, Disconnected, Session
 from django_dhara.sql import Execute
 from django_dhara.states import State
+from django_dhara.worker.alarm import Alarm
+from django_dhara.worker.session import Busy, Disconnected, Session
 
 logger = logging.getLogger("django_dhara.worker")
 

@@ -18,7 +18,7 @@ from django.db import connections
 if TYPE_CHECKING:
     import psycopg
 
-    from django_dhara.session import Session
+    from django_dhara.worker.session import Session
 
 #: Seconds in which a process sends one notification for a queue.
 QUIET_SECONDS = 0.010

@@ -243,7 +243,7 @@ def wait_for(condition, seconds=30):
 @pytest.mark.parametrize("planted", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_workers_that_start_together_do_not_poll_in_step(commits, monkeypatch, planted):  # K08
     if planted:  # without jitter, this test would notice
-        monkeypatch.setattr("django_dhara.worker.random.uniform", lambda low, high: 1.0)
+        monkeypatch.setattr("django_dhara.worker.loop.random.uniform", lambda low, high: 1.0)
     poll, number = 0.4, 12
     crowd = Overheard(number, poll_seconds=poll, notify=False)
     with crowd.run():

@@ -6,11 +6,12 @@ import pytest
 
 from django_dhara.compat import task_backends
 from django_dhara.lifecycle import Wanted
-from django_dhara.session import Disconnected
 from django_dhara.worker import Worker
+from django_dhara.worker.session import Disconnected
 from tests.app.tasks import _RETURNED
 from tests.workers.harness import for_as_long_as, until
 
+SLOW = pytest.mark.slow
 #: A trigger that refuses the next settles with this SQLSTATE.
 REFUSE = """
 CREATE TABLE refusals (code text);
@@ -79,7 +80,7 @@ def test_a_restart_of_the_server_in_the_middle_of_a_run_changes_nothing(server_c
     assert worker.stop() == 0
 
 
-@pytest.mark.parametrize("code", ["40P01", "40001", "55P03", "57014"])
+@pytest.mark.parametrize("code", ["40P01", *(pytest.param(code, marks=SLOW) for code in ("40001", "55P03", "57014"))])
 def test_a_settle_that_is_refused_for_a_passing_reason_is_written_later(crew, database, refuse, code):  # B02, B04
     tries = refuse(code, 3)
     worker = crew.start("--concurrency", "1")
@@ -105,6 +106,7 @@ def test_a_settle_that_waits_for_a_lock_frees_the_slot(crew, database, tmp_path)
     until(lambda: database.states(task) == ["COMPLETED"], 5)
 
 
+@pytest.mark.slow
 def test_statements_that_wait_for_a_lock_do_not_pile_up_on_the_server(crew, database):  # I12
     worker = crew.start()
     with database.connection.transaction():
@@ -119,7 +121,11 @@ def test_statements_that_wait_for_a_lock_do_not_pile_up_on_the_server(crew, data
 
 
 @pytest.mark.parametrize(
-    "name", ["leave_autocommit_off", "leave_transaction", "leave_atomic", "leave_broken_transaction"]
+    "name",
+    [
+        "leave_autocommit_off",
+        *(pytest.param(f"leave_{what}", marks=SLOW) for what in ("transaction", "atomic", "broken_transaction")),
+    ],
 )
 def test_what_a_function_leaves_open_is_rolled_back_and_told(crew, database, name):  # B05
     worker = crew.start("--concurrency", "1")
@@ -129,6 +135,7 @@ def test_what_a_function_leaves_open_is_rolled_back_and_told(crew, database, nam
     assert database.rows("SELECT text FROM app_note") == [("after",)]
 
 
+@pytest.mark.slow
 def test_a_function_that_closes_its_socket_harms_only_itself(crew, database):  # B05
     worker = crew.start("--concurrency", "1")
     task = database.add("leave_closed_socket", "left")
@@ -157,6 +164,7 @@ def test_a_listener_whose_session_is_ended_listens_again(crew, database):  # B07
     assert pickup(database, "after") < 2
 
 
+@pytest.mark.slow
 def test_no_task_waits_for_the_poll_while_the_listener_comes_and_goes(crew, database):  # B08
     crew.start("--poll-interval", "60")
     until(lambda: database.sessions("dhara listen%"))
@@ -194,6 +202,7 @@ def test_a_worker_survives_the_end_of_all_sessions_again_and_again(crew, databas
     assert worker.log.count("has lost the database") > 1
 
 
+@pytest.mark.slow
 def test_a_worker_cut_off_without_a_word_leaves_in_time_and_says_so(crew, database, proxy, tmp_path):  # B10
     worker = crew.start("--drain-timeout", "1", **proxy.env)
     task = database.add("doze", "cut off", 60.0)
@@ -273,6 +282,7 @@ def test_an_outcome_that_came_through_unheard_is_not_lost_and_not_written_twice(
     assert "Lease lost" not in worker.log
 
 
+@pytest.mark.slow
 def test_a_failure_that_came_through_unheard_is_counted_once(crew, database, proxy):  # B15
     worker = crew.start(**proxy.env)
     proxy.swallows = b"dhara:settle"
@@ -301,7 +311,10 @@ def test_tasks_of_a_claim_whose_answer_never_came_are_handed_back_for_free(crew,
     assert database.value("SELECT count(*) FROM app_effect") == 6
 
 
-@pytest.mark.parametrize("what", ["snooze for ever", "retry for ever", "snooze text", "snooze backwards"])
+@pytest.mark.parametrize(
+    "what",
+    ["snooze for ever", *(pytest.param(w, marks=SLOW) for w in ("retry for ever", "snooze text", "snooze backwards"))],
+)
 def test_a_delay_that_no_calendar_holds_harms_nobody(crew, database, what):
     worker = crew.start("--concurrency", "1")
     odd = database.add("end_by", what, priority=5, max_attempts=3)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from uuid import UUID
 
-from django_dhara.hand import Hand
 from django_dhara.lifecycle import Order
 from django_dhara.models import Command
 from django_dhara.payload import clean_text
 from django_dhara.sql import Execute
+from django_dhara.worker.hand import Hand
 
 _ANSWER = """/* dhara:answer */
 UPDATE dhara_command AS command SET answered_at = statement_timestamp(), answer = reply.answer

@@ -9,8 +9,8 @@ from time import monotonic
 import psycopg
 
 from django_dhara.conf import Options
-from django_dhara.session import Busy, Disconnected, Session
 from django_dhara.wakeup import Listener
+from django_dhara.worker.session import Busy, Disconnected, Session
 
 logger = logging.getLogger("django_dhara.worker")
 

@@ -17,21 +17,22 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-from django_dhara import hygiene, lifecycle, news, orders, presence, stats, wakeup
-from django_dhara.alarm import Alarm
+from django_dhara import hygiene, lifecycle, news, stats, wakeup
 from django_dhara.conf import Options
-from django_dhara.ears import Ears
 from django_dhara.execution import Run
-from django_dhara.hand import Hand
 from django_dhara.lifecycle import Rescued, Wanted
-from django_dhara.reports import Reports
-from django_dhara.services import Service
-from django_dhara.session import Busy, Disconnected, Session
-from django_dhara.settling import Settler
 from django_dhara.states import State
+from django_dhara.worker import orders, presence
+from django_dhara.worker.alarm import Alarm
+from django_dhara.worker.ears import Ears
+from django_dhara.worker.hand import Hand
+from django_dhara.worker.reports import Reports
+from django_dhara.worker.session import Busy, Disconnected, Session
+from django_dhara.worker.settling import Settler
 
 if TYPE_CHECKING:
     from django_dhara.backend import DharaBackend
+    from django_dhara.services import Service
 
 logger = logging.getLogger("django_dhara.worker")
 

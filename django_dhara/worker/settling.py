@@ -21,8 +21,8 @@ from django_dhara.sql import Execute
 from django_dhara.states import Completed, Error, HandedBack
 
 if TYPE_CHECKING:
-    from django_dhara.hand import Hand
-    from django_dhara.reports import Reports
+    from django_dhara.worker.hand import Hand
+    from django_dhara.worker.reports import Reports
 
 logger = logging.getLogger("django_dhara.worker")
 

@@ -15,11 +15,11 @@ from uuid import UUID
 from django_dhara import execution, registry
 from django_dhara.conf import Options
 from django_dhara.execution import Reporter, Run
-from django_dhara.executors import EventLoop, Herald, Threads
 from django_dhara.lifecycle import Claim, Ending
-from django_dhara.pace import Pace
 from django_dhara.states import HandedBack, Outcome
 from django_dhara.tasks import Task
+from django_dhara.worker.executors import EventLoop, Herald, Threads
+from django_dhara.worker.pace import Pace
 
 if TYPE_CHECKING:
     from django_dhara.backend import DharaBackend

@@ -12,8 +12,8 @@ from django_dhara import lifecycle
 from django_dhara.errors import LeaseLost
 from django_dhara.execution import Run
 from django_dhara.lifecycle import Report
-from django_dhara.settling import UNSTORABLE
 from django_dhara.sql import Execute
+from django_dhara.worker.settling import UNSTORABLE
 
 logger = logging.getLogger("django_dhara.worker")
 
