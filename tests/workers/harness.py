@@ -212,6 +212,8 @@ class Crew:
         for process in self._processes:
             process.kill()
             print(f"--- {process.popen.args}, exit code {process.popen.returncode}:\n{process.log}")
+        if self.database.connection.closed:
+            return  # the test has stopped the server, and with it whatever it worked on
         # The server does not notice that a client is gone while it still works for it.
         busy = "datname = current_database() AND state = 'active' AND pid <> pg_backend_pid()"
         self.database.rows(f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE {busy}")
