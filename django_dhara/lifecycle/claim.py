@@ -112,7 +112,15 @@ def claim(
     claims = [Claim(*row[1:]) for row in rows if row[0] is None]
     claims.sort(key=lambda claim: (-claim.priority, claim.run_at, claim.id))
     [notes] = [json.loads(row[0]) for row in rows if row[0] is not None]
-    return Haul(claims, [Order(*order) for order in notes["orders"] or ()], notes["due_in"])
+    return Haul(claims, [_order(*order) for order in notes["orders"] or ()], notes["due_in"])
+
+
+def _order(id_: int, verb: str, argument: str | None) -> Order:
+    """Anybody may have written the row: what Python's json cannot read is no argument of ours."""
+    try:
+        return Order(id_, verb, None if argument is None else json.loads(argument))
+    except (ValueError, RecursionError):
+        return Order(id_, verb, None)
 
 
 #: A lane is a (queue, priority) in which somebody waits. The walk jumps from lane to lane along the ready index and
@@ -190,7 +198,7 @@ claimed AS (
 SELECT NULL::text, claimed.* FROM claimed
 UNION ALL
 SELECT jsonb_build_object(
-    'orders', (SELECT jsonb_agg(jsonb_build_array(id, verb, argument) ORDER BY id) FROM dhara_command
+    'orders', (SELECT jsonb_agg(jsonb_build_array(id, verb, argument::text) ORDER BY id) FROM dhara_command
                WHERE worker_id = %(worker)s AND answered_at IS NULL),
     'due_in', (SELECT extract(epoch FROM min(run_at) - statement_timestamp()) FROM served
                WHERE run_at > statement_timestamp()))::text, {nothing}

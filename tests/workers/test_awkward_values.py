@@ -232,6 +232,19 @@ def test_odd_values_that_a_row_may_have_harm_nobody(crew, database):  # E12
     assert lives(worker)
 
 
+@pytest.mark.parametrize("argument", ["'[1' || repeat('0', 5000) || ']'", "repeat('[', 3000) || repeat(']', 3000)"])
+def test_a_command_that_cannot_be_read_is_answered_and_harms_nobody(crew, database, argument):  # E09, E10
+    worker = crew.start()
+    database.rows(
+        f"INSERT INTO dhara_command (worker_id, verb, argument) VALUES (%s, 'CANCEL', ({argument})::jsonb)",
+        crew.id_of(worker),
+    )
+    healthy = database.add("count", "healthy")
+    until(lambda: database.states(healthy) == ["COMPLETED"])
+    until(lambda: database.value("SELECT count(answer) FROM dhara_command") == 1)
+    assert lives(worker)
+
+
 def test_large_rows_leave_no_memory_behind(crew, database):  # E14
     worker, size, megabytes = crew.start("--concurrency", "1"), 10_000_000, []
     assert size > task_backends["default"].settings.max_payload_bytes, "an enqueue would take it"
