@@ -16,6 +16,7 @@ def test_coroutines_run_side_by_side(crew, database):
     assert time.monotonic() - begun < 10
 
 
+@pytest.mark.slow
 def test_no_more_run_at_once_than_allowed(crew, database):
     crew.start("--async-concurrency", "3")
     tasks = [database.add("anap", f"nap {n}", 0.3) for n in range(9)]
@@ -70,6 +71,7 @@ def test_connections_of_coroutines_are_closed(crew, database, count):  # J15
     assert database.effects("orm") == len(tasks)
 
 
+@pytest.mark.slow
 def test_one_slow_query_does_not_hold_up_other_coroutines(crew, database):  # J16
     crew.start()
     tasks = [database.add("asleep_in_database", 1.0) for _ in range(10)]

@@ -23,22 +23,22 @@ def answer(database, worker_id, verb, argument=None):
     ("flags", "env", "word"),
     [
         (["--concurrency", "0"], {}, "--concurrency"),
-        (["--concurrency", "many"], {}, "--concurrency"),
-        (["--poll-interval", "nan"], {}, "--poll-interval"),
-        (["--drain-timeout", "-1"], {}, "--drain-timeout"),
+        pytest.param(["--concurrency", "many"], {}, "--concurrency", marks=pytest.mark.slow),
+        pytest.param(["--poll-interval", "nan"], {}, "--poll-interval", marks=pytest.mark.slow),
+        pytest.param(["--drain-timeout", "-1"], {}, "--drain-timeout", marks=pytest.mark.slow),
         (["--max-tasks", "0"], {}, "--max-tasks"),
-        (["--queues", "a,,b"], {}, "--queues"),
+        pytest.param(["--queues", "a,,b"], {}, "--queues", marks=pytest.mark.slow),
         (["--queues", "a", "--exclude-queues", "b"], {}, "contradict"),
-        (["--backend", "nobody"], {}, "nobody"),
-        (["--name", "x" * 300], {}, "--name"),
+        pytest.param(["--backend", "nobody"], {}, "nobody", marks=pytest.mark.slow),
+        pytest.param(["--name", "x" * 300], {}, "--name", marks=pytest.mark.slow),
         (["--name", "\udcff"], {}, "--name"),
-        (["--queues", "\udcff"], {}, "--queues"),
+        pytest.param(["--queues", "\udcff"], {}, "--queues", marks=pytest.mark.slow),
         (["--speed", "9"], {}, "--speed"),
-        ([], {"DHARA_CONCURRENCY": "many"}, "DHARA_CONCURRENCY"),
+        pytest.param([], {"DHARA_CONCURRENCY": "many"}, "DHARA_CONCURRENCY", marks=pytest.mark.slow),
         ([], {"DHARA_LEASE_SECONDS": "0"}, "DHARA_LEASE_SECONDS"),
         ([], {"DHARA_BURST": "perhaps"}, "DHARA_BURST"),
-        ([], {"DHARA_MAX_TASKS": "1.5"}, "DHARA_MAX_TASKS"),
-        ([], {"DHARA_NOTIFY": "loud"}, "DHARA_NOTIFY"),
+        pytest.param([], {"DHARA_MAX_TASKS": "1.5"}, "DHARA_MAX_TASKS", marks=pytest.mark.slow),
+        pytest.param([], {"DHARA_NOTIFY": "loud"}, "DHARA_NOTIFY", marks=pytest.mark.slow),
     ],
     ids=lambda value: " ".join(value)[:40].encode("ascii", "replace").decode() if isinstance(value, list) else None,
 )
@@ -63,6 +63,7 @@ def test_what_a_worker_was_told_stands_in_its_row(crew, database):
     worker.says("Worker the first stopped.")
 
 
+@pytest.mark.slow
 def test_a_worker_serves_its_queues_and_no_others(crew, database):
     named = [database.add("count", queue, queue=queue) for queue in ("mail", "slow", "other")]
     first = crew.run("dhara_worker", "--burst", "--queues", "mail")
@@ -110,6 +111,7 @@ def test_a_change_of_code_drains_and_starts_anew(crew, database, tmp_path):
     assert worker.stop() == 0
 
 
+@pytest.mark.slow
 def test_the_reaper_alone_rescues_and_stops(crew, database):
     worker = crew.start("--no-reap")
     task = database.add("nap", "once", 60.0)
@@ -153,6 +155,7 @@ def test_a_worker_writes_down_what_its_threads_do(crew, database):
     assert any("time.sleep(seconds)" in stack for stack in stacks.values())
 
 
+@pytest.mark.slow
 def test_a_worker_drains_when_told_to(crew, database):
     worker = crew.start()
     task = database.add("nap", "once", 1.0)
@@ -173,6 +176,7 @@ def test_a_canceled_task_is_told_and_does_not_run_again(crew, database):
     assert cancel(told) == "finished"
 
 
+@pytest.mark.slow
 def test_a_paused_queue_rests_over_restarts(crew, database):
     worker = crew.start()
     pause("default")
@@ -203,6 +207,7 @@ def test_the_last_progress_of_a_short_function_is_kept(crew, database):
     assert database.task(task)["progress"] == 1.0
 
 
+@pytest.mark.slow
 def test_a_checkpoint_waits_for_somebody_who_holds_the_row(crew, database, tmp_path):
     crew.start(DHARA_LEASE_SECONDS=10)
     task = database.add("save", "run", str(tmp_path / "go"), "far")
@@ -217,6 +222,7 @@ def test_a_checkpoint_waits_for_somebody_who_holds_the_row(crew, database, tmp_p
     assert (database.task(task)["checkpoint"], database.task(task)["failures"]) == ("far", 0)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_late_run_is_refused(crew, database, tmp_path):
     zombie = crew.start("--no-reap", "--drain-timeout", "1")
     task = database.add("save", "run", str(tmp_path / "go"), "far")
@@ -242,6 +248,7 @@ def test_a_function_is_told_that_the_worker_stops(crew, database):
     assert (database.states(task), database.effects("told was told")) == (["DEAD"], 1)
 
 
+@pytest.mark.slow
 def test_a_function_is_told_that_its_lease_is_at_risk(crew, database, proxy):
     worker = crew.start(**proxy.env)
     task = database.add("until_told_by_file", "told", "lease_at_risk")
@@ -252,6 +259,7 @@ def test_a_function_is_told_that_its_lease_is_at_risk(crew, database, proxy):
     until(lambda: database.states(task) == ["COMPLETED"])
 
 
+@pytest.mark.slow
 def test_interrupted_by_the_keyboard_it_drains(crew, database):
     worker = crew.start()
     task = database.add("nap", "once", 1.0)

@@ -22,7 +22,7 @@ def run(database, name, *args):
     return database.task(task)["result"]
 
 
-@pytest.mark.parametrize("age", [0, 60, None])
+@pytest.mark.parametrize("age", [60, *(pytest.param(age, marks=pytest.mark.slow) for age in (0, None))])
 @pytest.mark.parametrize("tasks", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_sessions_do_not_pile_up(crew, database, age, tasks):  # J01
     crew.start("--concurrency", "20", **with_database(CONN_MAX_AGE=age))
@@ -54,6 +54,7 @@ def test_a_session_that_died_while_idle_is_not_used_again(crew, database):  # J0
     assert database.value("SELECT sum(failures) FROM dhara_task") == 0
 
 
+@pytest.mark.slow
 def test_a_pool_is_kept_from_run_to_run(crew, database):  # J05
     pytest.importorskip("psycopg_pool")
     pool = {"pool": {"min_size": 2, "max_size": 4}}
@@ -63,6 +64,7 @@ def test_a_pool_is_kept_from_run_to_run(crew, database):  # J05
 
 
 @pytest.mark.parametrize("name", ["leave_transaction", "leave_autocommit_off", "leave_atomic"])
+@pytest.mark.slow
 def test_a_pool_gets_nothing_back_that_is_not_clean(crew, database, name):  # J05, B05
     pytest.importorskip("psycopg_pool")
     pool = {"pool": {"min_size": 1, "max_size": 1, "timeout": 3}}
@@ -85,13 +87,18 @@ def test_language_time_zone_and_context_do_not_reach_the_next_run(crew, database
 @pytest.mark.parametrize(
     "how",
     [
-        "SET search_path TO elsewhere",
-        "set session search_path = elsewhere",
-        "/* tenant: 7 */ SET search_path TO elsewhere",
-        "-- tenant 7\nSET search_path TO elsewhere",
-        "SELECT 1; SET search_path TO elsewhere",
-        "SELECT set_config('search_path', 'elsewhere', false)",
         "composed",
+        "SELECT 1; SET search_path TO elsewhere",
+        *(
+            pytest.param(how, marks=pytest.mark.slow)
+            for how in (
+                "SET search_path TO elsewhere",
+                "set session search_path = elsewhere",
+                "/* tenant: 7 */ SET search_path TO elsewhere",
+                "-- tenant 7\nSET search_path TO elsewhere",
+                "SELECT set_config('search_path', 'elsewhere', false)",
+            )
+        ),
     ],
 )
 def test_the_schema_of_one_tenant_does_not_reach_the_next_run(crew, database, how):  # J12
@@ -100,6 +107,7 @@ def test_the_schema_of_one_tenant_does_not_reach_the_next_run(crew, database, ho
     assert run(database, "look_around") == PLAIN
 
 
+@pytest.mark.slow
 def test_set_local_costs_no_session(crew, database):  # J12
     crew.start("--concurrency", "1", **with_database(CONN_MAX_AGE=None))
     old = run(database, "session_pid")
@@ -107,6 +115,7 @@ def test_set_local_costs_no_session(crew, database):  # J12
     assert run(database, "session_pid") == old
 
 
+@pytest.mark.slow
 def test_a_temporary_table_does_not_reach_the_next_run(crew, database):  # J12
     crew.start("--concurrency", "1", **with_database(CONN_MAX_AGE=None))
     run(database, "leave_session", "CREATE TEMP TABLE app_note (text text)")
@@ -114,6 +123,7 @@ def test_a_temporary_table_does_not_reach_the_next_run(crew, database):  # J12
     assert database.rows("SELECT text FROM app_note") == [("after",)]
 
 
+@pytest.mark.slow
 def test_an_idle_transaction_that_the_server_ends_is_a_failure_of_its_run(crew, database):  # I14
     database.rows(f"ALTER DATABASE {database.parameters['dbname']} SET idle_in_transaction_session_timeout = '300ms'")
     worker = crew.start("--concurrency", "1")

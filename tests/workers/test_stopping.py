@@ -12,13 +12,15 @@ import pytest
 from example_project.localdb.place import PROJECT
 from tests.workers.harness import for_as_long_as, until
 
+SLOW = pytest.mark.slow
+
 
 def unharmed(row):
     """No attempt was spent."""
     return (row["failures"], row["lost"]) == (0, 0)
 
 
-@pytest.mark.parametrize("trials", [6, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize("trials", [3, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
 def test_sigterm_in_the_middle_of_claims_strands_nothing(crew, database, trials):  # C01
     for trial in range(trials):
         database.rows(
@@ -36,8 +38,8 @@ def test_sigterm_in_the_middle_of_claims_strands_nothing(crew, database, trials)
 
 
 @pytest.mark.fast
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("notify", ["true", "false"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=SLOW)])
+@pytest.mark.parametrize("notify", ["true", pytest.param("false", marks=SLOW)])
 def test_an_idle_worker_stops_at_once(crew, database, number, notify):  # C02
     worker = crew.start("--poll-interval", "30", DHARA_NOTIFY=notify)
     begun = time.monotonic()
@@ -50,6 +52,7 @@ def test_an_idle_worker_stops_at_once(crew, database, number, notify):  # C02
 
 def test_a_worker_that_waits_for_the_database_stops_at_once(server_crew, server):  # C02
     worker = server_crew.start()
+    until(lambda: server.database.sessions("dhara listen%"))
     server.stop()
     worker.says("has lost the database")
     for_as_long_as(1.5, lambda: worker.lives)  # pauses between its tries grow
@@ -58,7 +61,7 @@ def test_a_worker_that_waits_for_the_database_stops_at_once(server_crew, server)
     assert time.monotonic() - begun < 2
 
 
-@pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.parametrize("signals", [2, pytest.param(1, marks=SLOW)])
 def test_what_outlives_the_drain_is_handed_back_and_starts_elsewhere(crew, database, signals, tmp_path):  # C03
     worker = crew.start("--drain-timeout", "1" if signals == 1 else "60")
     other = crew.start("--queues", "idle")
@@ -93,6 +96,7 @@ def test_functions_get_the_drain_time_and_nothing_new_starts(crew, database):  #
     assert (database.effects("second"), database.task(second)["lease"]) == (0, 0)
 
 
+@pytest.mark.slow
 def test_tasks_that_wait_in_the_worker_go_back_at_once(crew, database):  # C03
     worker = crew.start("--concurrency", "2")
     for n in range(1000):
@@ -106,7 +110,8 @@ def test_tasks_that_wait_in_the_worker_go_back_at_once(crew, database):  # C03
     assert database.value("SELECT sum(failures + lost + interrupted) FROM dhara_task") == 0
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=SLOW)])
+@pytest.mark.slow
 def test_a_command_to_drain_is_no_second_signal(crew, database, times):  # C03
     worker = crew.start()
     task = database.add("nap", "once", 2.0)
@@ -130,6 +135,7 @@ def test_it_stops_as_process_1_of_a_container_too(crew, database):  # C05
     assert outer.ends(10) == 0
 
 
+@pytest.mark.slow
 def test_an_interrupted_coroutine_is_handed_back_at_once(crew, database):  # C06
     worker = crew.start("--drain-timeout", "0.5")
     task = database.add("anap", "once", 60.0)
@@ -142,6 +148,7 @@ def test_an_interrupted_coroutine_is_handed_back_at_once(crew, database):  # C06
     until(lambda: database.effects("once") == 2, 5)
 
 
+@pytest.mark.slow
 def test_deploys_cost_no_attempts(crew, database):  # C07
     task = database.add("nap", "once", 1.5, max_attempts=3)
     for number in range(1, 6):
@@ -155,6 +162,7 @@ def test_deploys_cost_no_attempts(crew, database):  # C07
     assert database.history(task) == []
 
 
+@pytest.mark.slow
 def test_a_task_that_never_fits_into_a_deploy_is_dead_in_the_end(crew, database):  # C08
     task = database.add("nap", "once", 60.0)
     for number in range(1, 4):
@@ -224,6 +232,7 @@ def test_a_function_whose_module_is_slow_does_not_start_after_it_was_handed_back
     assert database.effects("body") == 0
 
 
+@pytest.mark.slow
 def test_an_import_that_does_not_end_counts_as_overdue(crew, database):  # C13
     crew.start("--concurrency", "1")
     slow = database.add("late", "body", function="tests.app.slow.late", timeout=0.5, max_attempts=1)
@@ -237,10 +246,10 @@ def test_an_import_that_does_not_end_counts_as_overdue(crew, database):  # C13
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("leave_thread", ("stays", 30.0)),
         ("asleep_in_database", (30.0,)),
-        ("wait_in_c", ("stays", 30.0)),
-        ("wait_for_socket", ("stays",)),
+        pytest.param("leave_thread", ("stays", 30.0), marks=SLOW),
+        pytest.param("wait_in_c", ("stays", 30.0), marks=SLOW),
+        pytest.param("wait_for_socket", ("stays",), marks=SLOW),
     ],
 )
 def test_what_functions_leave_running_does_not_keep_the_process(crew, database, name, arguments):
@@ -270,14 +279,15 @@ def test_burst_ends_when_nothing_is_ready(crew, database):
 
 
 def test_a_worker_with_all_slots_full_takes_the_next_task_at_once(crew, database):
-    crew.start("--concurrency", "1", "--poll-interval", "5", DHARA_NOTIFY="false")
     tasks = [database.add("nap", f"nap {n}", 0.3) for n in range(8)]
+    crew.start("--concurrency", "1", "--poll-interval", "5", DHARA_NOTIFY="false")
     until(lambda: database.effects("nap 0") == 1, 10)
     begun = time.monotonic()
     until(lambda: database.states(*tasks) == ["COMPLETED"] * 8, 60)
     assert time.monotonic() - begun < 5.5  # 2.4 s of work; a poll missed would be 5 s more
 
 
+@pytest.mark.slow
 def test_a_worker_that_stops_after_so_many_tasks_drains_and_strands_nothing(crew, database):  # D13
     tasks = [database.add("nap", f"nap {n}", 0.5) for n in range(20)]
     for number in (10, 20):
