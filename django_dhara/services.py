@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from time import monotonic
 from typing import Protocol
 
@@ -86,22 +87,26 @@ class Reaper:
 
 
 class Pruner:
-    """Deletes finished tasks after their time, in batches that are over in milliseconds."""
+    """Deletes finished tasks after their time, and records of workers that nobody needs any more, in batches that are
+    over in milliseconds."""
 
-    #: Tasks deleted by one statement.
+    #: Rows deleted by one statement.
     BATCH = 1000
 
     def __init__(self, alias: str, backend: str, options: Options) -> None:
         self.due_at = monotonic() + options.prune_seconds
-        self._alias, self._backend, self._options = alias, backend, options
-        self._states = list(retention(options))
+        self._turns: list[Callable[[Execute], int]] = [
+            partial(prune, alias=alias, backend=backend, options=options, state=state, seconds=seconds)
+            for state, seconds in retention(options)
+        ]
+        self._turns.append(prune_records)
+        self._pause = options.prune_seconds / len(self._turns)
 
     def tick(self, execute: Execute) -> None:
-        """One batch of one state; the next follows soon while there is more."""
-        state, seconds = self._states[0]
-        if prune(execute, self._alias, self._backend, self._options, state, seconds) < self.BATCH:
-            self._states.append(self._states.pop(0))
-            self.due_at = monotonic() + self._options.prune_seconds / len(self._states)
+        """One batch; the next follows soon while there is more."""
+        if self._turns[0](execute) < self.BATCH:
+            self._turns.append(self._turns.pop(0))
+            self.due_at = monotonic() + self._pause
         else:
             self.due_at = monotonic() + 0.05
 
@@ -146,7 +151,7 @@ def retention(options: Options) -> Iterable[tuple[State, float]]:
     yield State.DEAD, options.retain_dead_seconds
 
 
-def prune(execute: Execute, alias: str, backend: str, options: Options, state: State, seconds: float) -> int:
+def prune(execute: Execute, *, alias: str, backend: str, options: Options, state: State, seconds: float) -> int:
     """Delete one batch; returns how many tasks."""
     return lifecycle.prune(
         execute,
@@ -157,3 +162,35 @@ def prune(execute: Execute, alias: str, backend: str, options: Options, state: S
         keyed_older_than=options.retain_keyed_seconds,
         limit=Pruner.BATCH,
     )
+
+
+#: Days that statistics stay (the longest range shown is a week), and rows of workers that are gone and of commands.
+STATISTICS_DAYS, RECORDS_DAYS = 8, 7
+
+_PRUNE_RECORDS = f"""/* dhara:prune_records */
+WITH minute AS (
+    DELETE FROM dhara_minute WHERE id = ANY (ARRAY(
+        SELECT id FROM dhara_minute WHERE minute < statement_timestamp() - interval '{STATISTICS_DAYS} days'
+        ORDER BY minute LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+    RETURNING 1
+),
+worker AS (
+    DELETE FROM dhara_worker WHERE id = ANY (ARRAY(
+        SELECT id FROM dhara_worker WHERE heartbeat_at < statement_timestamp() - interval '{RECORDS_DAYS} days'
+        LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+    RETURNING 1
+),
+command AS (
+    DELETE FROM dhara_command WHERE id = ANY (ARRAY(
+        SELECT id FROM dhara_command WHERE created_at < statement_timestamp() - interval '{RECORDS_DAYS} days'
+        ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+    RETURNING 1
+)
+SELECT greatest((SELECT count(*) FROM minute), (SELECT count(*) FROM worker), (SELECT count(*) FROM command))
+"""
+
+
+def prune_records(execute: Execute) -> int:
+    """Delete one batch of each kind of old record; returns the largest count."""
+    [[count]] = execute(_PRUNE_RECORDS, {"limit": Pruner.BATCH})
+    return int(count)

@@ -68,7 +68,7 @@ def on(alias: str) -> Execute:
     def execute(statement: str, parameters: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
         with connections[alias].cursor() as cursor:
             cursor.execute(statement, parameters)
-            rows: Sequence[tuple[Any, ...]] = cursor.fetchall()
+            rows: Sequence[tuple[Any, ...]] = cursor.fetchall() if cursor.description else []
             return rows
 
     return execute

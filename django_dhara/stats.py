@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
+from django.db.models import Value
+from django.db.models.functions import Now
+
 from django_dhara.lifecycle import Ending
-from django_dhara.models import Task, TaskQuerySet
+from django_dhara.models import Minute, Task, TaskQuerySet
 from django_dhara.sql import Execute
 from django_dhara.states import State
 
@@ -145,6 +149,33 @@ ON CONFLICT (minute, worker_id, backend, queue, function) DO UPDATE SET
                 UNION ALL SELECT * FROM jsonb_each_text(excluded.wait_histogram)) AS part GROUP BY key) AS added),
     {", ".join(f"{name} = minute.{name} + excluded.{name}" for name in COUNTED)}
 """
+
+
+class Total(NamedTuple):
+    """What happened to one function of one queue in a range of time."""
+
+    queue: str
+    function: str
+    #: By what `COUNTED` names.
+    counts: dict[str, int]
+    #: Histograms; see `percentile`.
+    run: dict[str, int]
+    wait: dict[str, int]
+
+
+def totals(alias: str, backend: str, *, minutes: int) -> list[Total]:
+    """The aggregates of the last `minutes`, this one included, by queue and function."""
+    since = Now() - Value(timedelta(minutes=minutes))
+    found: dict[tuple[str, str], Total] = {}
+    for row in Minute.objects.using(alias).filter(backend=backend, minute__gt=since).order_by("queue", "function"):
+        key = row.queue, row.function
+        total = found.setdefault(key, Total(*key, Counter(), Counter(), Counter()))
+        for name in COUNTED:
+            total.counts[name] += getattr(row, name)
+        for histogram, part in ((total.run, row.run_histogram), (total.wait, row.wait_histogram)):
+            for number, count in part.items():
+                histogram[number] += count
+    return list(found.values())
 
 
 #: A count stops here: "more than 10,000" tells as much, and costs milliseconds at any size of the table.

@@ -176,7 +176,8 @@ def test_pruning_goes_in_short_statements_while_claims_go_on(commits, sessions, 
 
     claims = ThreadPoolExecutor(1).submit(claim_on)
     batches = []
-    while count := prune(pruning.execute, "default", "default", options, State.COMPLETED, 0.0):
+    what = {"alias": "default", "backend": "default", "options": options, "state": State.COMPLETED, "seconds": 0.0}
+    while count := prune(pruning.execute, **what):
         batches.append(count)
     ended.set()
     claims.result(20)

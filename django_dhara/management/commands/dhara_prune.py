@@ -58,7 +58,9 @@ def _count(execute: sql.Execute, options: Options, backend: str, state: State, s
 
 def _delete(execute: sql.Execute, options: Options, backend: str, state: State, seconds: float) -> int:
     total = 0
-    while count := services.prune(execute, options.database, backend, options, state, seconds):
+    while count := services.prune(
+        execute, alias=options.database, backend=backend, options=options, state=state, seconds=seconds
+    ):
         total += count
     return total
 
