@@ -191,9 +191,18 @@ class Crew:
     def start(self, *flags, **env):
         """A worker, ready to claim."""
         worker = self.run("dhara_worker", *flags, **env)
-        until(lambda: self.id_of(worker) or not worker.lives, 30)
+        until(lambda: self._is_ready(worker) or not worker.lives, 30)
         assert worker.lives, worker.log
         return worker
+
+    def _is_ready(self, worker):
+        """It has introduced itself and gone on to other things."""
+        statement = """
+            SELECT 1 FROM dhara_worker AS worker JOIN pg_stat_activity AS session
+                ON session.application_name = left('dhara worker ' || worker.id, 21)
+            WHERE worker.pid = %s AND session.query ~ 'dhara:(claim|rescue|stats|reaper|prune|owned)|pg_notify'
+        """
+        return self.database.rows(statement, worker.pid)
 
     def run(self, *words, prefix=(), **env):
         """Start any management command."""
