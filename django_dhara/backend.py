@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
 
 from django_dhara import conf, payload, registry
 from django_dhara.compat import BaseTaskBackend, DjangoTask, InvalidTask, TaskResultDoesNotExist
@@ -96,7 +98,13 @@ class DharaBackend(QueueBackend):
     """`{"BACKEND": "django_dhara.backend.DharaBackend", "QUEUES": [], "OPTIONS": {...}}`; see `conf.Options`."""
 
     def enqueue_many(self, calls: Iterable[Call]) -> list[TaskResult]:
-        """Insert tasks in the caller's transaction, by one statement per thousand; see `enqueue.enqueue`."""
+        """Insert tasks in the caller's transaction, by one statement per thousand; see `enqueue.enqueue`.
+
+        Raises:
+            ImproperlyConfigured: the app is not installed, so there is no table.
+        """
+        if not apps.is_installed("django_dhara"):
+            raise ImproperlyConfigured("Add 'django_dhara' to INSTALLED_APPS and run `manage.py migrate`.")
         from django_dhara.enqueue import enqueue
 
         return enqueue(self, list(calls))

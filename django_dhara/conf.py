@@ -64,9 +64,9 @@ class Options:
     max_abandoned: int = _number(10, at_least=1, at_most=1000)
 
     #: The largest arguments, as JSON. Larger things belong into a file or a row, with their key as the argument.
-    max_payload_bytes: int = _number(1_000_000, at_least=100, at_most=200_000_000)
+    max_payload_bytes: int = _number(1_000_000, at_least=100, at_most=50_000_000)
     #: The largest return value, as JSON; a larger one is not stored, and the task is COMPLETED all the same.
-    max_result_bytes: int = _number(1_000_000, at_least=100, at_most=200_000_000)
+    max_result_bytes: int = _number(1_000_000, at_least=100, at_most=50_000_000)
     #: The longest traceback kept; both ends stay.
     max_traceback_bytes: int = _number(16_384, at_least=256, at_most=1_000_000)
     #: Refuse arguments that come back from JSON as something else (tuples, keys that are no strings, 1e16).

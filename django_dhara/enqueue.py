@@ -43,7 +43,7 @@ try:
 except ImportError:
     from uuid_utils.compat import uuid7
 
-#: Rows in one INSERT. Larger statements gain nothing more (performance.md, Why 12).
+#: Rows in one INSERT. Larger statements gain nothing more: the time goes into the rows.
 CHUNK = 1000
 
 #: The task whose function is running here; what it enqueues has it as its parent.

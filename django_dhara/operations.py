@@ -43,6 +43,9 @@ def enqueue_many(calls: Iterable[Call]) -> list[TaskResult]:
         ValueError: the calls belong to several backends.
     """
     calls = list(calls)
+    for call in calls:
+        if not isinstance(call, Call):
+            raise TypeError(f"enqueue_many takes calls made by task.bind(...), not {type(call).__name__}.")
     if not calls:
         return []
     aliases = {call.task.backend for call in calls}
@@ -52,8 +55,11 @@ def enqueue_many(calls: Iterable[Call]) -> list[TaskResult]:
     return backend.enqueue_many(calls)
 
 
-def cancel(task_id: str | UUID, *, backend: str = "default") -> Answer:
+def cancel(task: TaskResult | str | UUID, *, backend: str = "default") -> Answer:
     """Cancel a task.
+
+    Args:
+        task: its id, or the result of its enqueue.
 
     Returns:
         "canceled": it was pending and never starts. "requested": it is running, is told so within a second, and never
@@ -62,12 +68,15 @@ def cancel(task_id: str | UUID, *, backend: str = "default") -> Answer:
     Raises:
         TaskResultDoesNotExist: (Django's) there is no such task.
     """
-    answer: Answer = next(iter(_changed("cancel", task_id, backend)), "finished")
+    answer: Answer = next(iter(_changed("cancel", task, backend)), "finished")
     return answer
 
 
-def revive(task_id: str | UUID, *, backend: str = "default") -> bool:
+def revive(task: TaskResult | str | UUID, *, backend: str = "default") -> bool:
     """Put a DEAD or CANCELED task back to PENDING, with new budgets; its history stays.
+
+    Args:
+        task: its id, or the result of its enqueue.
 
     Returns:
         False if it is in another state: nothing changed.
@@ -75,11 +84,14 @@ def revive(task_id: str | UUID, *, backend: str = "default") -> bool:
     Raises:
         TaskResultDoesNotExist: (Django's) there is no such task.
     """
-    return bool(_changed("revive", task_id, backend))
+    return bool(_changed("revive", task, backend))
 
 
-def run_now(task_id: str | UUID, *, backend: str = "default") -> bool:
+def run_now(task: TaskResult | str | UUID, *, backend: str = "default") -> bool:
     """Make a task that waits for its time, or for its next attempt, due at once.
+
+    Args:
+        task: its id, or the result of its enqueue.
 
     Returns:
         False if it was not waiting: nothing changed.
@@ -87,10 +99,11 @@ def run_now(task_id: str | UUID, *, backend: str = "default") -> bool:
     Raises:
         TaskResultDoesNotExist: (Django's) there is no such task.
     """
-    return bool(_changed("run_now", task_id, backend))
+    return bool(_changed("run_now", task, backend))
 
 
-def _changed(verb: Verb, task_id: str | UUID, alias: str) -> Any:
+def _changed(verb: Verb, task: TaskResult | str | UUID, alias: str) -> Any:
+    task_id = getattr(task, "id", task)
     tally = change(verb, [_as_uuid(task_id)], database=_ours(alias).settings.database, wait=True)
     if tally.missing:
         raise TaskResultDoesNotExist(str(task_id))
@@ -132,7 +145,11 @@ def _tell_canceled(database: str, ids: Sequence[UUID]) -> None:
 
 
 def pause(queue: str, *, backend: str = "default") -> None:
-    """Let workers claim nothing of a queue, from their next claim on; what runs goes on. It outlasts restarts."""
+    """Let workers claim nothing of a queue, from their next claim on; what runs goes on. It outlasts restarts.
+
+    Raises:
+        ValueError: the backend has no such queue.
+    """
     _set_paused(queue, backend, paused=True)
 
 
@@ -144,10 +161,15 @@ def resume(queue: str, *, backend: str = "default") -> None:
 def _set_paused(queue: str, alias: str, *, paused: bool) -> None:
     from django.db.models.functions import Now
 
+    from django_dhara.backend import check_queue
     from django_dhara.models import Queue
 
+    backend = _ours(alias)
+    if backend.queues and queue not in backend.queues:
+        raise ValueError(f"TASKS[{alias!r}] has no queue {queue!r}; it has: {', '.join(sorted(backend.queues))}.")
+    check_queue(queue, "queue")
     paused_at = Now() if paused else None
-    rows = Queue.objects.using(_ours(alias).settings.database)
+    rows = Queue.objects.using(backend.settings.database)
     rows.update_or_create(backend=alias, name=queue, defaults={"paused_at": paused_at})
 
 
@@ -164,11 +186,15 @@ def _backend_class() -> type[DharaBackend]:
     return DharaBackend
 
 
-def _as_uuid(task_id: str | UUID) -> UUID:
+def _as_uuid(task_id: object) -> UUID:
+    if isinstance(task_id, UUID):
+        return task_id
+    if not isinstance(task_id, str):
+        raise TypeError(f"give the task's id, or the result of its enqueue, not {type(task_id).__name__}.")
     try:
-        return task_id if isinstance(task_id, UUID) else UUID(task_id)
-    except (ValueError, AttributeError, TypeError):
-        raise TaskResultDoesNotExist(str(task_id)) from None
+        return UUID(task_id)
+    except ValueError:
+        raise TaskResultDoesNotExist(task_id) from None
 
 
 __all__ = ["Verb", "cancel", "change", "enqueue_many", "pause", "resume", "revive", "run_now"]

@@ -152,7 +152,7 @@ def encode_result(value: object, *, max_bytes: int) -> str:
 def storable_result(value: object, *, max_bytes: int) -> tuple[str, str | None]:
     """Return a JSON text for whatever a function returned, and a warning of one line if it is not quite that.
 
-    Finished work never runs again because its answer was awkward (promise 11), so nothing is ever raised here, whatever
+    Finished work never runs again because its answer was awkward, so nothing is ever raised here, whatever
     the value does when it is looked at: KeyboardInterrupt and SystemExit are caught too (a worker stops by its signal
     handlers, which set a flag). NUL characters, lone surrogates and undecodable bytes become U+FFFD, NaN and infinities
     null; what JSON cannot hold, or not within `max_bytes`, becomes null as a whole.

@@ -203,6 +203,7 @@ def bind_arguments(task: DjangoTask, args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 def _check_options(task: Task) -> None:
+    _check_priority(task.priority)
     if task.max_attempts is not None and (not _whole(task.max_attempts) or not 1 <= task.max_attempts <= 10_000):
         raise InvalidTask(f"max_attempts must be a whole number between 1 and 10000, not {task.max_attempts!r}.")
     if task.timeout is not None and not _seconds(task.timeout):
@@ -216,6 +217,12 @@ def _check_options(task: Task) -> None:
     if task.idempotency_key is not None:
         _check_key(task.idempotency_key)
     _check_time(task)
+
+
+def _check_priority(priority: object) -> None:
+    """What Django's own rule cannot compare; it refuses the rest."""
+    if not isinstance(priority, (int, float)) or priority != priority:  # noqa: PLR0124 - NaN is not itself
+        raise InvalidTask(f"priority must be a whole number between -100 and 100, not {priority!r}.")
 
 
 def _check_key(key: str) -> None:

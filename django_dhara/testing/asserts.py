@@ -115,7 +115,7 @@ def _matches(result: TaskResult, args: tuple[Any, ...], kwargs: dict[str, Any], 
         return False
     if not args and not kwargs:
         return True
-    wanted = payload.encode(args, kwargs, max_bytes=200_000_000)
+    wanted = payload.encode(args, kwargs, max_bytes=50_000_000)
     expected = _bound(result.task, wanted.args, wanted.kwargs)
     return expected == _bound(result.task, result.args, result.kwargs)
 

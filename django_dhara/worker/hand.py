@@ -70,6 +70,7 @@ class Hand:
         self._parked: list[Run] = []
         self._unknown: dict[str, float] = {}
         self._told_blocked: set[Run] = set()
+        self._told_full = False
         #: A function that has been given up blocks the event loop: no other `async def` function runs here any more.
         self.is_stuck = False
         self._outbox: deque[tuple[Run, Outcome | None, bool]] = deque()
@@ -247,6 +248,7 @@ class Hand:
         if oldest is not None and now - oldest.taken > STALE_SECONDS:
             self._pace.stalled()
             self._hand_back(self._threads.take_back())
+        self._check_herald()
         self._check_loop()
 
     def _time_out(self, run: Run) -> None:
@@ -266,6 +268,15 @@ class Hand:
     def _judge_overdue(self, run: Run) -> None:
         self._outbox.append((run, execution.time_out(run), True))
         self._ring()
+
+    def _check_herald(self) -> None:
+        if self._herald.is_full and not self._told_full:
+            logger.warning(
+                "%d signals wait for their receivers, which are slower than the functions: nothing more is claimed "
+                "until they have caught up",
+                self._herald.FULL,
+            )
+        self._told_full = self._herald.is_full
 
     def _check_loop(self) -> None:
         blocked = self._loop.blocked_by()

@@ -44,6 +44,8 @@ CONNECT_SECONDS, RECONNECT_SECONDS = 0.05, 3.0
 FAREWELL_SECONDS = 4.0
 #: How often statistics are written, and a summary is logged.
 STATS_SECONDS, SUMMARY_SECONDS = 10.0, 60.0
+#: How long a burst waits for a database that is away, or not migrated, before it fails: nobody watches it.
+BURST_PATIENCE_SECONDS = 10.0
 #: How often running functions are looked at: overdue ones, blocked event loops, tasks that wait too long here.
 CHECK_SECONDS = 0.1
 
@@ -94,6 +96,7 @@ class Worker:
         self._connect_at, self._connect_pause = 0.0, CONNECT_SECONDS
         self._is_registered = self._is_away = self._told_migrations = self._told_draining = False
         self._strays_at: list[float] = []
+        self._connected_at = monotonic()
         #: Kinds of tasks (see `Demand`) of which the last claim found none.
         self._known_empty: set[str] = set()
         self._looks_ahead, self._pauses_until = 0, 0.0
@@ -304,6 +307,8 @@ class Worker:
         self._hand.check(now)
         if self._hand.abandoned > self.options.max_abandoned:
             self.fail(f"{self._hand.abandoned} overdue functions could not be stopped")
+        if self._burst and not self._session.is_open and now > self._connected_at + BURST_PATIENCE_SECONDS:
+            self.fail("the database is away or not migrated, and a burst does not wait for it")
         if self._hand.is_stuck:
             self.fail("an overdue function blocks the event loop")
 
@@ -312,6 +317,7 @@ class Worker:
     def _is_connected(self) -> bool:
         """Connect if it is time to try. Before anything else the leases are renewed, even those that ran out."""
         if self._session.is_open:
+            self._connected_at = monotonic()
             return True
         if monotonic() < self._connect_at:
             return False
@@ -399,8 +405,14 @@ class Worker:
 
     def _follow_stop(self) -> None:
         if self._is_stopping and self._drain_ends is None:
-            logger.info("Worker %s drains: %d functions are running", self.presence.name, self._hand.running)
-            self._drain_ends = monotonic() + self.options.drain_seconds
+            seconds = self.options.drain_seconds
+            logger.info(
+                "Worker %s drains: %d functions are running and have %g s; a second signal hands them back at once",
+                self.presence.name,
+                self._hand.running,
+                seconds,
+            )
+            self._drain_ends = monotonic() + seconds
             self._hand.drain()
         if self._drain_ends is not None and self._hand.is_busy and self._drain_is_over:
             logger.warning("Worker %s releases %d running tasks", self.presence.name, self._hand.running)

@@ -92,6 +92,15 @@ def test_a_worker_waits_for_migrations_and_says_so(crew, database):
     assert worker.stop() == 0
 
 
+@pytest.mark.slow
+def test_a_burst_does_not_wait_for_a_database_that_is_away(crew):
+    """Nobody watches a burst, so it fails, and its caller sees the exit code."""
+    burst = crew.run("dhara_worker", "--burst", DATABASE_URL="postgresql://postgres@127.0.0.1:1/nowhere")
+    assert burst.ends(40) == 1
+    burst.says("a burst does not wait for it")
+
+
+@pytest.mark.slow
 def test_a_change_of_code_drains_and_starts_anew(crew, database, tmp_path):
     module = tmp_path / "watched.py"
     module.write_text("from tests.settings import *\n")

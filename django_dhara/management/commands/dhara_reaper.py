@@ -24,9 +24,13 @@ class Command(BaseCommand):
         reaper = Reaper(backend.settings.database, backend.alias, backend.settings, self._tell)
         if given["once"]:
             reaper.tick(sql.on(backend.settings.database))
+            self.stdout.write(f"{self._rescued} rescued")
             return
         sys.exit(serve([reaper], backend.settings, "dhara reaper"))
 
+    _rescued = 0
+
     def _tell(self, rescued: list[Rescued]) -> None:
+        self._rescued += len(rescued)
         for task in rescued:
             self.stdout.write(f"Rescued {task.id} {task.function}: {task.state}")

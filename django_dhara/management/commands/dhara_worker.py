@@ -14,7 +14,7 @@ from django.db import connections
 from django_dhara import registry
 from django_dhara.conf import Options
 from django_dhara.lifecycle import Wanted
-from django_dhara.management import flags
+from django_dhara.management import console, flags
 from django_dhara.management.reload import Reloader
 from django_dhara.services import Pruner, Reaper
 from django_dhara.worker import Worker
@@ -61,6 +61,7 @@ class Command(BaseCommand):
             # From here to the very end, so that no signal is missed early, or kills us late with another exit code.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: worker.on_signal())
+        console.log_here()
         registry.discover()
         reloader = Reloader(worker.stop) if _reloads(given) else None
         self.stdout.write(self.style.SUCCESS(_introduction(worker)))

@@ -1,0 +1,125 @@
+"""cancel, revive, run_now, pause and resume, as a project's code calls them."""
+
+import io
+import subprocess
+import sys
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
+from django.db import transaction
+
+import django_dhara
+from django_dhara.compat import InvalidTask, TaskResultDoesNotExist, task_backends
+from django_dhara.models import Queue
+from django_dhara.signals import task_canceled
+from django_dhara.states import State
+from tests.app.tasks import add
+from tests.rows import a_task, ago, fresh
+
+pytestmark = pytest.mark.fast
+
+
+@pytest.mark.parametrize("of", [lambda r: r, lambda r: r.id, lambda r: UUID(r.id)], ids=["result", "str", "uuid"])
+def test_a_task_is_named_by_its_result_or_its_id(db, of):
+    result = add.using(run_after=timedelta(hours=1)).enqueue(1)
+    assert django_dhara.run_now(of(result)) is True
+    assert django_dhara.cancel(of(result)) == "canceled"
+    assert django_dhara.cancel(of(result)) == "finished"
+    assert django_dhara.revive(of(result)) is True
+    assert django_dhara.revive(of(result)) is False
+
+
+@pytest.mark.parametrize("verb", ["cancel", "revive", "run_now"])
+def test_a_task_that_does_not_exist_is_said_so(db, verb):
+    for unknown in (str(uuid4()), uuid4(), "nonsense"):
+        with pytest.raises(TaskResultDoesNotExist):
+            getattr(django_dhara, verb)(unknown)
+
+
+@pytest.mark.parametrize("verb", ["cancel", "revive", "run_now"])
+def test_what_is_no_task_is_refused_by_its_type(verb):
+    with pytest.raises(TypeError, match="give the task's id, or the result of its enqueue, not int"):
+        getattr(django_dhara, verb)(5)
+
+
+def test_a_cancel_that_is_rolled_back_never_was(db):
+    task = a_task()
+    with transaction.atomic():
+        assert django_dhara.cancel(task.id) == "canceled"
+        transaction.set_rollback(True)
+    assert fresh(task).state == State.PENDING
+
+
+def test_a_cancel_is_announced_at_its_commit(commits):
+    seen = []
+
+    def receive(task_result, **named):
+        seen.append((task_result.id, task_result.is_canceled))
+
+    task_canceled.connect(receive)
+    try:
+        task = a_task()
+        with transaction.atomic():
+            django_dhara.cancel(task.id)
+            assert not seen
+    finally:
+        task_canceled.disconnect(receive)
+    assert seen == [(str(task.id), True)]
+
+
+def test_a_paused_queue_stays_paused_until_it_is_resumed(db):
+    for _ in range(2):
+        django_dhara.pause("mail")
+    assert Queue.objects.get(name="mail").paused_at is not None
+    django_dhara.resume("mail")
+    assert Queue.objects.get(name="mail").paused_at is None
+
+
+def test_a_queue_that_the_backend_does_not_have_cannot_be_paused(db, settings):
+    settings.TASKS = {"default": {**settings.TASKS["default"], "QUEUES": ["mail", "default"]}}
+    with pytest.raises(ValueError, match=r"TASKS\['default'\] has no queue 'mial'; it has: default, mail\."):
+        django_dhara.pause("mial")
+    assert not Queue.objects.exists()
+
+
+def test_enqueue_many_says_what_it_takes():
+    with pytest.raises(TypeError, match=r"calls made by task\.bind\(\.\.\.\), not Task"):
+        django_dhara.enqueue_many([add])
+
+
+@pytest.mark.parametrize("priority", ["hi", float("nan"), [1]])
+def test_a_priority_that_cannot_be_compared_is_named(priority):
+    with pytest.raises(InvalidTask, match="priority must be a whole number between -100 and 100, not"):
+        add.using(priority=priority)
+
+
+def test_without_the_app_an_enqueue_says_what_to_do(db, settings):
+    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django_dhara"]
+    with pytest.raises(ImproperlyConfigured, match="Add 'django_dhara' to INSTALLED_APPS"):
+        task_backends["default"].enqueue(add, (1,), {})
+
+
+def test_a_reaper_that_looks_once_says_how_many_it_rescued(db):
+    a_task(State.RUNNING, lease_until=ago(60))
+    said = io.StringIO()
+    call_command("dhara_reaper", "--once", stdout=said)
+    assert said.getvalue().splitlines()[-1] in ("1 rescued", "0 rescued")  # 0 within a lease of the server's start
+
+
+def log_of(setup):
+    """What a fresh interpreter writes to stderr; pytest's own handlers are everywhere in this one."""
+    twice = "console.log_here(); console.log_here(); logging.getLogger('django_dhara.worker').info('a drain')"
+    code = f"import logging; from django_dhara.management import console; {setup}; {twice}"
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stderr
+
+
+def test_a_worker_without_a_log_of_its_own_prints_what_it_does():
+    assert log_of("pass").count("INFO a drain\n") == 1
+
+
+@pytest.mark.parametrize("logger", ["", "django_dhara"])
+def test_a_log_that_the_project_has_configured_is_left_alone(logger):
+    assert log_of(f"logging.getLogger({logger!r}).addHandler(logging.StreamHandler())") == ""
