@@ -11,6 +11,7 @@ import tempfile
 import time
 import urllib.request
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
@@ -19,7 +20,10 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import override_settings
 
+from django_dhara import Snooze, revive
+from django_dhara.errors import TaskCanceled
 from django_dhara.models import Task, Worker
+from django_dhara.testing import run_all
 from example_project.shop import orders, tasks
 from example_project.shop.demo import open_shop, report, stage
 from example_project.shop.demo.crew import Crew
@@ -181,6 +185,37 @@ def test_the_login_is_made_once_and_only_with_debug(db, django_user_model):
     assert django_user_model.objects.get().is_superuser
 
 
+def test_there_is_a_task_for_each_button_of_the_admin(db, monkeypatch):
+    monkeypatch.setattr(tasks.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(open_shop, "READERS", 3)
+    call, newsletter = stage.EXHIBITS
+    waiting = [(newsletter, "CANCELED"), (newsletter, "PENDING")]
+    open_shop.exhibit()
+    assert exhibited() == sorted([(call, "PENDING"), (newsletter, "PENDING"), *waiting])
+    run_all(at=timedelta(hours=1))
+    assert exhibited() == sorted([(call, "DEAD"), (newsletter, "COMPLETED"), *waiting])
+    assert revive(Task.objects.get(function=call).id)
+    run_all()
+    assert Task.objects.get(function=call).state == "COMPLETED"
+    stage._clear()
+    assert not exhibited()
+
+
+def exhibited():
+    return sorted(Task.objects.filter(function__in=stage.EXHIBITS).values_list("function", "state"))
+
+
+def test_a_newsletter_ends_where_it_is_asked_to(db):
+    class Asked:
+        checkpoint, canceled, stopping = 3, True, True
+
+    with pytest.raises(TaskCanceled):
+        tasks.send_newsletter.func(Asked, 9)
+    Asked.canceled = False
+    with pytest.raises(Snooze):
+        tasks.send_newsletter.func(Asked, 9)
+
+
 def test_a_port_that_is_taken_is_left_alone(monkeypatch):
     with socket.create_server((open_shop.HOST, 0)) as taken:
         monkeypatch.setattr(open_shop, "FIRST_PORT", taken.getsockname()[1])
@@ -303,6 +338,7 @@ def test_a_served_shop_has_an_admin_and_closes_cleanly(demo):
     assert b"The shop" in urllib.request.urlopen(site, timeout=20).read()
     assert b"Log in" in urllib.request.urlopen(f"{site}admin/", timeout=20).read()
     until(lambda: Receipt.objects.exists())
+    until(lambda: sorted(state for _, state in exhibited()) == ["CANCELED", "DEAD", "PENDING", "RUNNING"])
     process.send_signal(signal.SIGINT)
     assert finished(process)[0] == 0
     assert not any(map(lives, demo_pids()))

@@ -6,15 +6,24 @@ import time
 from django.db import transaction
 from django.db.models import F
 
-from django_dhara import task
-from django_dhara.retry import exponential
+from django_dhara import Snooze, task
+from django_dhara.errors import TaskCanceled
+from django_dhara.retry import constant, exponential
 from example_project.shop.models import Product, Receipt
 
 QUEUE = "shop"
 
 
+#: So many times the supplier does not answer.
+UNANSWERED = 2
+
+
 class MailServerBusy(Exception):
     """Try again later."""
+
+
+class SupplierClosed(Exception):
+    """Nobody is there."""
 
 
 @task(queue_name=QUEUE, takes_context=True, backoff=exponential(base=0.4, cap=2))
@@ -44,6 +53,31 @@ def restock(product_id, pieces):
     """
     time.sleep(random.uniform(0.02, 0.08))
     Product.objects.filter(pk=product_id).update(reordered=F("reordered") + pieces)
+
+
+@task(queue_name=QUEUE, takes_context=True, max_attempts=UNANSWERED, backoff=constant(1))
+def call_supplier(context, product):
+    """Order by telephone. It fails until the budget is used up; who then presses "Retry" in the admin gets through.
+
+    The number of the lease counts the runs of a task for ever, and `context.attempt` begins anew with each retry.
+    """
+    if context.lease <= UNANSWERED:
+        raise SupplierClosed(f"nobody answers the telephone ({product})")
+
+
+@task(queue_name=QUEUE, takes_context=True)
+def send_newsletter(context, readers):
+    """Mail `readers` people, one a second. It shows how far it is, ends when it is asked to, and goes on where it was
+    after its worker was stopped.
+    """
+    for number in range(context.checkpoint or 0, readers):
+        if context.canceled:
+            raise TaskCanceled
+        if context.stopping:
+            raise Snooze(0)
+        time.sleep(1)
+        context.save_checkpoint(number + 1)
+        context.progress({"sent": number + 1, "of": readers})
 
 
 def _talk_to_mail_server():

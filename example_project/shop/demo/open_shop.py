@@ -1,15 +1,17 @@
-"""`--serve`: the site with its admin, a worker, and a customer now and then, until Ctrl-C."""
+"""`--serve`: the site with its admin, a worker, some tasks to try it on, and a customer now and then, until Ctrl-C."""
 
 import random
 import socket
 import time
 from contextlib import suppress
+from datetime import timedelta
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.management import CommandError
 
-from example_project.shop import orders
+from django_dhara import cancel
+from example_project.shop import orders, tasks
 from example_project.shop.demo import play
 from example_project.shop.demo.crew import Crew
 from example_project.shop.demo.screen import Screen
@@ -18,6 +20,8 @@ from example_project.shop.models import Order, Product, Receipt
 
 HOST, FIRST_PORT, LAST_PORT = "127.0.0.1", 8000, 8099
 USER = PASSWORD = "demo"
+#: The long newsletter takes a second for each.
+READERS = 1800
 
 
 def serve(screen: Screen, crew: Crew) -> None:
@@ -31,14 +35,25 @@ def serve(screen: Screen, crew: Crew) -> None:
     play.start_worker(crew, worker)
     play.wait_for_workers(crew, worker)
     crew.wait_until(lambda: answers(port))
+    exhibit()
     screen.say()
     screen.say(f"  The shop   http://{HOST}:{port}/")
     screen.say(f"  The admin  http://{HOST}:{port}/admin/   {login}")
-    screen.say("  A worker runs, and somebody orders now and then. Ctrl-C ends it all.")
+    screen.say("  A worker runs, and somebody orders now and then. For the buttons of the admin there is a task that runs")
+    screen.say("  for half an hour, one for tonight, a dead one and a canceled one. Ctrl-C ends it all.")
     screen.say()
     while True:
         _one_order()
         _wait(screen, crew, random.uniform(1, 3))
+
+
+def exhibit() -> None:
+    """Enqueue a task for each of the admin's buttons: to cancel, to run now, and to retry."""
+    tonight = tasks.send_newsletter.using(run_after=timedelta(hours=8))
+    tasks.send_newsletter.enqueue(READERS)
+    tonight.enqueue(3)
+    cancel(tonight.enqueue(5).id)
+    tasks.call_supplier.enqueue("Tea")  # dead within two seconds
 
 
 def make_login() -> str:

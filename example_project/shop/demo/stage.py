@@ -17,7 +17,9 @@ from example_project.shop import tasks
 from example_project.shop.demo.screen import first_line
 from example_project.shop.models import Order, Product, Receipt
 
+#: The functions of the play, whose tasks the report counts, and those that `--serve` adds to look at.
 FUNCTIONS = [tasks.send_receipt.module_path, tasks.restock.module_path]
+EXHIBITS = [tasks.call_supplier.module_path, tasks.send_newsletter.module_path]
 #: Worker names of the demo begin with it.
 NAME = "demo-"
 #: A worker of the demo that has been silent for so long is dead: it says that it lives every second.
@@ -74,7 +76,7 @@ def _last_words() -> dict[int, datetime]:
 
 
 def _clear() -> None:
-    mine = Task.objects.filter(function__in=FUNCTIONS)
+    mine = Task.objects.filter(function__in=[*FUNCTIONS, *EXHIBITS])
     Attempt.objects.filter(task_id__in=mine.values("id")).delete()
     mine.delete()
     Worker.objects.filter(name__startswith=NAME, queues=[tasks.QUEUE]).delete()
