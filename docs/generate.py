@@ -7,12 +7,17 @@ A part stands between `<!-- begin NAME -->` and `<!-- end NAME -->`.
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import importlib
 import inspect
 import os
 import re
 import sys
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 DOCS = Path(__file__).resolve().parent
@@ -27,7 +32,7 @@ if __name__ == "__main__":
 from django.core.management.base import CommandParser
 
 import django_dhara
-from django_dhara import conf, errors, signals, states
+from django_dhara import conf, enqueue, errors, execution, results, retry, signals, states, tasks
 
 
 def options_table() -> str:
@@ -54,7 +59,7 @@ def reasons(cls: type) -> dict[str, str]:
         if line.startswith("#:"):
             comment.append(line.removeprefix("#:").strip())
         elif attribute := re.match(r"(\w+): .+ = ", line):
-            found[attribute[1]] = " ".join(comment)
+            found.setdefault(attribute[1], " ".join(comment))
             comment = []
         else:
             comment = []
@@ -87,8 +92,115 @@ def _help(name: str) -> str:
 
 
 def names_list() -> str:
-    """The public names, with the first sentence of what each says of itself."""
-    return "\n".join(f"- `{name}`: {_first_sentence(getattr(django_dhara, name))}" for name in django_dhara.__all__)
+    """Every public name: its signature, and what its docstring says."""
+    return "\n\n".join(_entry(name, getattr(django_dhara, name)) for name in django_dhara.__all__)
+
+
+def task_fields() -> str:
+    """Our options of a task, from the `#:` comments in tasks.py, and the methods that we add or change."""
+    fields = "\n".join(f"- `{name}`: {reason}" for name, reason in reasons(tasks.Task).items() if reason)
+    methods = "\n\n".join(_entry(f"Task.{name}", getattr(tasks.Task, name)) for name in ("using", "bind"))
+    return f"{fields}\n\n{methods}"
+
+
+def result_attributes() -> str:
+    """Our attributes of a result, from the `#:` comments in results.py."""
+    return "\n".join(f"- `{name}`: {reason}" for name, reason in reasons(results.TaskResult).items())
+
+
+def context_attributes() -> str:
+    """What a context has: properties, then methods, from their docstrings."""
+    own = {name: thing for name, thing in vars(execution.Context).items() if not name.startswith("_")}
+    properties = [f"- `{name}`: {_text(thing)}" for name, thing in own.items() if isinstance(thing, property)]
+    methods = [_entry(f"context.{name}", thing) for name, thing in own.items() if inspect.isfunction(thing)]
+    return "\n\n".join(["\n".join(properties), *methods])
+
+
+#: What projects need of `django_dhara.retry`; the rest of it is for the worker.
+POLICIES = ("exponential", "constant", "by_exception", "full_jitter")
+
+
+def policies_list() -> str:
+    """Backoff policies: the constants with their `#:` comments, and the functions that make policies."""
+    comments = {name: text for text, name in re.findall(r"^#: (.*)\n(\w+)", inspect.getsource(retry), re.MULTILINE)}
+    constants = "\n".join(f"- `{name}`: {comments[name]}" for name in ("Backoff", "NEVER"))
+    return "\n\n".join([constants, *(_entry(name, getattr(retry, name)) for name in POLICIES)])
+
+
+def warning_text() -> str:
+    """What AliasWarning is."""
+    return f"`django_dhara.enqueue.AliasWarning`: {_text(enqueue.AliasWarning)}"
+
+
+def _entry(name: str, thing: Any) -> str:
+    """A heading, the signature, the docstring with its sections as lists."""
+    called = [] if thing is tasks.Task else [f"```text\n{signature(name, thing)}\n```"]  # `@task` makes it
+    return "\n\n".join([f"### {name}", *called, *_paragraphs(thing)])
+
+
+def _paragraphs(thing: Any) -> Iterator[str]:
+    text = inspect.getdoc(thing) or ""
+    body, *sections = re.split(r"^(Args|Returns|Raises):\n", text, flags=re.MULTILINE)
+    yield body.strip()
+    for title, section in zip(sections[::2], sections[1::2], strict=True):
+        lines = inspect.cleandoc(f"\n{section}")
+        if title == "Returns":
+            yield f"Returns: {' '.join(lines.split())}"
+        else:
+            items = [" ".join(item.split()) for item in re.split(r"\n(?=\S)", lines)]
+            names = [re.sub(r"^([\w, ]+)", _as_code, item) for item in items]
+            yield f"{'Arguments' if title == 'Args' else 'Raises'}:\n\n" + "\n".join(f"- {item}" for item in names)
+
+
+def _as_code(names: re.Match[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names[1].split(", "))
+
+
+def _text(thing: Any) -> str:
+    return " ".join((inspect.getdoc(thing) or "").split())
+
+
+def signature(name: str, thing: Any) -> str:
+    """How a name is called, as its source says it: what Python shows of a signature changes from version to version."""
+    if dataclasses.is_dataclass(thing):
+        return _laid_out(name, [_field(field) for field in dataclasses.fields(thing)], "")
+    function = thing.__init__ if inspect.isclass(thing) else thing
+    if not inspect.isfunction(function):
+        return f"{name}(*args)"  # an exception with the constructor of all exceptions
+    tree: Any = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    await_ = "await " if isinstance(tree, ast.AsyncFunctionDef) else ""
+    arrow = "" if inspect.isclass(thing) else f" -> {ast.unparse(tree.returns)}"
+    return _laid_out(f"{await_}{name}", [one for one in _parameters(tree.args) if one != "self"], arrow)
+
+
+def _laid_out(name: str, parameters: list[str], arrow: str) -> str:
+    line = f"{name}({', '.join(parameters)}){arrow}"
+    lines = "".join(f"    {parameter},\n" for parameter in parameters)
+    return (line if len(line) <= 100 else f"{name}(\n{lines}){arrow}").replace("'", '"')
+
+
+def _parameters(of: ast.arguments) -> Iterator[str]:
+    plain = [*of.posonlyargs, *of.args]
+    defaults = [None] * (len(plain) - len(of.defaults)) + of.defaults
+    for number, (parameter, default) in enumerate(zip(plain, defaults, strict=True), start=1):
+        yield _parameter(parameter, default)
+        if number == len(of.posonlyargs):
+            yield "/"
+    if of.vararg or of.kwonlyargs:
+        yield f"*{ast.unparse(of.vararg)}" if of.vararg else "*"
+    yield from map(_parameter, of.kwonlyargs, of.kw_defaults)
+    if of.kwarg:
+        yield f"**{ast.unparse(of.kwarg)}"
+
+
+def _parameter(parameter: ast.arg, default: ast.expr | None) -> str:
+    return ast.unparse(parameter) + (f" = {ast.unparse(default)}" if default else "")
+
+
+def _field(field: dataclasses.Field[Any]) -> str:
+    made = field.default_factory is not dataclasses.MISSING
+    default = " = {}" if made else "" if field.default is dataclasses.MISSING else f" = {field.default!r}"
+    return f"{field.name}: {field.type}{default}"
 
 
 def errors_tree() -> str:
@@ -104,16 +216,16 @@ def signals_list() -> str:
     return "\n".join(f"- `{name}`: {' '.join(re.findall(r'#: (.*)', comment))}" for comment, name in found)
 
 
-def _first_sentence(thing: object) -> str:
-    text = " ".join((inspect.getdoc(thing) or "").split())
-    return re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
-
-
 #: The generated parts: page, name, function.
 PARTS = (
     ("reference/settings.md", "options", options_table),
     ("reference/commands.md", "commands", commands_help),
     ("reference/python.md", "names", names_list),
+    ("reference/python.md", "task", task_fields),
+    ("reference/python.md", "result", result_attributes),
+    ("reference/python.md", "context", context_attributes),
+    ("reference/python.md", "policies", policies_list),
+    ("reference/python.md", "warning", warning_text),
     ("reference/python.md", "errors", errors_tree),
     ("reference/python.md", "signals", signals_list),
     ("explanation/states.md", "arrows", arrows_table),

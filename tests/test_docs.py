@@ -1,12 +1,14 @@
 """The documentation agrees with the code."""
 
+import ast
+import importlib
 import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
-from django_dhara import checks, conf
+from django_dhara import checks, conf, execution, results, tasks
 
 pytestmark = pytest.mark.fast
 
@@ -58,3 +60,40 @@ def test_a_page_has_one_title():
     for page in PAGES:
         text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         assert len(re.findall(r"^# ", text, flags=re.MULTILINE)) == 1, page
+
+
+def test_every_module_is_named_on_the_page_of_the_architecture():
+    page = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
+    package = ROOT / "django_dhara"
+    modules = [path.name for folder in (".", "lifecycle", "worker") for path in package.glob(f"{folder}/*.py")]
+    packages = [f"{path.parent.name}/" for path in package.glob("*/__init__.py") if path.parent.name != "migrations"]
+    assert [name for name in modules + packages if not re.search(rf"(?<!\w){re.escape(name)}", page)] == []
+
+
+@pytest.mark.parametrize("thing", [results.TaskResult, execution.Context, tasks.Task], ids=lambda thing: thing.__name__)
+def test_every_attribute_is_in_the_reference(thing):
+    page = (ROOT / "docs/reference/python.md").read_text(encoding="utf-8")
+    names = {name for name in dir(thing) if not name.startswith("_")}
+    assert {name for name in names if not re.search(rf"`(context\.|await )?{name}\b|### \w+\.{name}\n", page)} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_examples_in_python_can_be_parsed(page):
+    text = page.read_text(encoding="utf-8")
+    for example in re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+        ast.parse(example)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_that_are_named_exist(page):
+    commands = {path.stem for path in ROOT.glob("*/**/management/commands/dhara_*.py")}
+    assert {"dhara_worker", "dhara_demo"} <= commands
+    assert set(re.findall(r"manage\.py (dhara_\w+)", page.read_text(encoding="utf-8"))) <= commands
+
+
+def test_names_that_examples_import_exist():
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for module, names in re.findall(r"^from (django_dhara[\w.]*) import (.+)$", text, flags=re.MULTILINE):
+            home = importlib.import_module(module)
+            assert [name for name in names.split(", ") if not hasattr(home, name)] == [], page
