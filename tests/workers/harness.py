@@ -15,6 +15,7 @@ from threading import Event, Thread
 from time import monotonic, sleep
 from urllib.parse import quote, urlencode
 
+import django
 import psycopg
 from django.db import connections
 from psycopg.types.json import Json
@@ -46,6 +47,10 @@ def url_of(parameters):
     """A DATABASE_URL: with it a worker uses Django's own engine, which starts no server."""
     where = urlencode({"host": parameters["host"], "port": parameters["port"]}, quote_via=quote, safe="/")
     return f"postgresql://{parameters['user']}@/{parameters['dbname']}?{where}"
+
+
+#: The logger of Django's own receivers, and of the backport's.
+DJANGOS_LOGGER = "django.tasks" if django.VERSION >= (6, 0) else "django_tasks"
 
 
 class Process:

@@ -5,7 +5,7 @@ import pytest
 
 from django_dhara.compat import task_backends
 from tests.app.awkward import _RETURNED, receive
-from tests.workers.harness import until
+from tests.workers.harness import DJANGOS_LOGGER, until
 
 
 def add(database, name, *args, **columns):
@@ -285,7 +285,7 @@ def test_names_and_messages_forge_no_line_of_the_log(crew, database):  # K11
     until(lambda: database.states(*tasks) == ["DEAD", "COMPLETED"])
     worker.says("failed in attempt 2", "was stored as null", "state=FAILED")
     # What follows that last line is the traceback, as Python's logging writes it for Django.
-    log = worker.log.partition("ERROR django.tasks")[0]
+    log = worker.log.partition(f"ERROR {DJANGOS_LOGGER}")[0]
     assert log.count("forged: a message") == log.count("forged: a class") == 2, "it was not logged at all"
     assert "\nERROR forged" not in log
     assert "\x1b" not in log

@@ -255,7 +255,7 @@ def test_a_command_that_makes_no_sense_is_answered_and_harms_nobody(crew, databa
 
 def test_a_signal_receiver_that_exits_harms_nobody(crew, database, tmp_path):
     (tmp_path / "nasty.py").write_text(
-        "from tests.settings import *\nfrom django.tasks.signals import task_finished, task_started\n"
+        "from tests.settings import *\nfrom django_dhara.compat import task_finished, task_started\n"
         "def exit(**kwargs):\n    raise SystemExit(9)\n"
         "task_finished.connect(exit)\ntask_started.connect(exit)\n"
     )

@@ -9,7 +9,7 @@ from django_dhara.lifecycle import Wanted
 from django_dhara.worker import Worker
 from django_dhara.worker.session import Disconnected
 from tests.app.tasks import _RETURNED
-from tests.workers.harness import for_as_long_as, until
+from tests.workers.harness import DJANGOS_LOGGER, for_as_long_as, until
 
 SLOW = pytest.mark.slow
 #: A trigger that refuses the next settles with this SQLSTATE.
@@ -277,7 +277,7 @@ def test_an_outcome_that_came_through_unheard_is_not_lost_and_not_written_twice(
     assert proxy.swallowed, "the answer came through"
     after = database.add("count", "after")
     until(lambda: database.states(after) == ["COMPLETED"], 5)
-    worker.says("django.tasks: Task id=" + str(task))
+    worker.says(f"{DJANGOS_LOGGER}: Task id={task}")
     assert worker.stop() == 0
     assert "Lease lost" not in worker.log
 
