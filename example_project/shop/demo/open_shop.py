@@ -39,8 +39,8 @@ def serve(screen: Screen, crew: Crew) -> None:
     screen.say()
     screen.say(f"  The shop   http://{HOST}:{port}/")
     screen.say(f"  The admin  http://{HOST}:{port}/admin/   {login}")
-    screen.say("  A worker runs, and somebody orders now and then. To try the buttons of the admin: a task that runs for")
-    screen.say("  half an hour, one for tonight, a dead one and a canceled one. Ctrl-C ends it all.")
+    screen.say("  A worker runs, and somebody orders now and then. Ctrl-C ends it all.")
+    screen.say("  To try the admin's buttons on: tasks that are running, scheduled, dead and canceled.")
     screen.say()
     while True:
         _one_order()
