@@ -12,7 +12,7 @@ DharaError
 ├── Discard                            raise it in a task: do not retry, DEAD at once
 ├── Retry                              raise it in a task: a failure with a delay of its own
 ├── Snooze                             raise it in a task: run again later, no attempt spent
-└── Recorded                           never raised by us around your code; what the history calls
+└── Recorded                           what the history says of a run that ended otherwise
     ├── WorkerLost                     a run whose worker died or lost its lease
     ├── TaskTimeout (TimeoutError)     a run that outlived its timeout
     ├── TaskInterrupted                a run that was released once too often
@@ -121,4 +121,4 @@ class TaskInterrupted(Recorded):
 
 
 class TaskCanceled(Recorded):
-    """The task was canceled."""
+    """The task was canceled. Raise it where `context.canceled` says so: then the task ends CANCELED."""

@@ -264,7 +264,7 @@ class Queue(models.Model):
 
 
 class Command(models.Model):
-    """Something a worker is asked to do; it reads its commands in the statements that claim and renew."""
+    """Something a worker is asked to do; it reads its commands in the statement that claims, at least once a poll."""
 
     class Verb(models.TextChoices):
         CANCEL = "CANCEL", "Stop a run whose task was canceled"

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.utils import timezone
 
 from django_dhara import signals
+from django_dhara.backend import read_results
 from django_dhara.compat import TaskError, task_finished
 from django_dhara.execution import Run, result
 from django_dhara.lifecycle import Rescued
+from django_dhara.models import Task
+from django_dhara.results import end_canceled
 from django_dhara.signals import announce, is_heard
 from django_dhara.states import Completed, Discarded, Failed, Outcome, State, TimedOut
 
@@ -23,7 +27,10 @@ def of_settled(run: Run, outcome: Outcome, state: State) -> list[Call]:
     """What to send for a run that ended in `state`; each call is for the herald."""
     calls: list[Call] = []
     match outcome:
-        case Failed() | TimedOut() | Discarded() if is_heard(signals.attempt_failed, logging.INFO):
+        # Of a task that was to be canceled nobody needs to hear that it failed.
+        case Failed() | TimedOut() | Discarded() if state is not State.CANCELED and is_heard(
+            signals.attempt_failed, logging.INFO
+        ):
             calls.append(lambda: _failed(run, outcome, state))
         case _:
             pass
@@ -60,27 +67,30 @@ def _result(run: Run, outcome: Outcome, state: State) -> Any:
     error = getattr(outcome, "error", None)
     errors = [TaskError(exception_class_path=error.class_path, traceback=error.traceback)] if error else []
     if state is State.CANCELED:
-        errors.append(TaskError(exception_class_path="django_dhara.errors.TaskCanceled", traceback=""))
+        end_canceled(errors)
     ended = timezone.now() if state is not State.PENDING else None
     value = json.loads(outcome.result) if isinstance(outcome, Completed) else None
     return result(run, state, *errors, finished_at=ended, return_value=value)
 
 
-def of_rescued(backend: type, rescued: list[Rescued]) -> list[Call]:
-    """What to send for tasks that the reaper took back."""
-    if not is_heard(signals.task_rescued, logging.WARNING):
-        return []
-    return [
-        lambda task=task: announce(  # type: ignore[misc]
-            signals.task_rescued,
-            backend,
-            task_id=str(task.id),
-            function=task.function,
-            queue=task.queue,
-            state=task.state,
-        )
-        for task in rescued
-    ]
+def of_rescued(backend: type, database: str, rescued: list[Rescued]) -> list[Call]:
+    """What to send for tasks that the reaper took back.
+
+    Args:
+        database: the alias that holds them; a task that ended is read from there.
+    """
+    return [partial(_rescued, backend, database, task) for task in rescued]
+
+
+def _rescued(backend: type, database: str, task: Rescued) -> None:
+    if is_heard(signals.task_rescued, logging.WARNING):
+        named = {"task_id": str(task.id), "function": task.function, "queue": task.queue, "state": task.state}
+        announce(signals.task_rescued, backend, **named)
+    ends = {State.DEAD: (task_finished, logging.ERROR), State.CANCELED: (signals.task_canceled, logging.INFO)}
+    signal, level = ends.get(task.state, (None, 0))
+    if signal is not None and is_heard(signal, level):
+        for _, told in read_results(Task.objects.using(database).filter(id=task.id), imports=False):
+            announce(signal, backend, task_result=told)
 
 
 def of_lost(run: Run) -> list[Call]:

@@ -111,7 +111,7 @@ def from_row(
     if present and row.worker_id:
         worker_ids.append(str(row.worker_id))
     if row.state == State.CANCELED:
-        errors.append(TaskError(exception_class_path="django_dhara.errors.TaskCanceled", traceback=""))
+        end_canceled(errors)
     return make(
         task_of(row, imports=imports),
         id=str(row.id),
@@ -129,6 +129,13 @@ def from_row(
         progress=row.progress,
         counted=row.failures + row.lost + present,
     )
+
+
+def end_canceled(errors: list[TaskError]) -> None:
+    """The last error of a canceled task is TaskCanceled, raised by its function or not."""
+    path = "django_dhara.errors.TaskCanceled"
+    if not errors or errors[-1].exception_class_path != path:
+        errors.append(TaskError(exception_class_path=path, traceback=""))
 
 
 def task_of(row: models.Task, *, imports: bool = True) -> DjangoTask:

@@ -19,7 +19,7 @@ __all__ = ["MAX_DELAY", "NEVER", "Backoff", "by_exception", "constant", "delay_f
 #: Answers how many seconds to wait before the next attempt, or None: do not retry.
 Backoff: TypeAlias = Callable[[BaseException, "TaskResult[..., Any]"], float | None]
 
-#: Seconds. A retry further away than a month is a slip of units (milliseconds, a timestamp); it is cut to this.
+#: Seconds. A retry further away than a month is a slip of units (milliseconds, a timestamp), and not taken.
 MAX_DELAY = 31 * 24 * 3600.0
 
 #: Seconds to wait when the user's policy and the default one are both broken: no spinning, no lost task.

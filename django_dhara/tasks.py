@@ -100,7 +100,11 @@ class Task(DjangoTask):
         return _unpickled, (self.module_path, options)
 
     def bind(self, *args: Any, **kwargs: Any) -> Call:
-        """This task with arguments, for `enqueue_many`."""
+        """This task with arguments, for `enqueue_many`, which checks them.
+
+        Args:
+            args, kwargs: of the function, without its context.
+        """
         return Call(self, args, kwargs)
 
 

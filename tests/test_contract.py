@@ -15,7 +15,7 @@ from django.db import transaction
 from django.test import override_settings
 from django.utils import timezone
 
-from django_dhara import Discard, Retry, Snooze, cancel, lifecycle, revive, signals, task
+from django_dhara import Discard, Retry, Snooze, cancel, lifecycle, news, revive, signals, sql, task
 from django_dhara.backend import DharaBackend
 from django_dhara.compat import (
     BaseTaskBackend,
@@ -39,7 +39,7 @@ from django_dhara.states import Completed, State
 from django_dhara.tasks import Task
 from django_dhara.testing import run_all, run_one
 from django_dhara.worker import Worker
-from tests.rows import WORKER, ago, an_ending
+from tests.rows import WORKER, a_task, ago, an_ending
 
 if django.VERSION >= (6, 0):
     from django.tasks import task as django_task
@@ -685,6 +685,35 @@ def test_a_canceled_task_sends_no_task_finished(transactional_db):
         cancel(result.id)
     assert names(told) == ["canceled"]
     assert told[0][2]["task_result"].id == result.id
+
+
+@pytest.mark.parametrize(("columns", "told_last"), [({}, "finished"), ({"cancel_requested_at": ago(1)}, "canceled")])
+def test_a_task_that_ends_by_a_rescue_is_announced_like_any_other(commits, columns, told_last):
+    task = a_task(State.RUNNING, lease_until=ago(60), max_attempts=1, **columns)
+    rescued = lifecycle.rescue(sql.on("default"), "default", "default", max_lost=5, grace_seconds=0)
+    with heard(*DJANGOS, *OURS) as told:
+        for announce in news.of_rescued(DharaBackend, "default", rescued):
+            announce()
+    assert names(told) == [told_last]
+    assert told[0][2]["task_result"].id == str(task.id)
+    assert told[0][2]["task_result"].errors[0].exception_class is WorkerLost
+
+
+@task(takes_context=True)
+def give_in(context):
+    cancel(context.task_result.id)
+    raise TaskCanceled
+
+
+def test_a_function_that_gives_in_to_a_cancel_ends_canceled_and_did_not_fail(db):
+    with heard(*DJANGOS, *OURS) as told:
+        result = give_in.enqueue()
+        run_all()
+    assert names(told) == ["enqueued", "started", "canceled"]
+    result.refresh()
+    assert result.is_canceled
+    for seen in (result, told[-1][2]["task_result"]):
+        assert [error.exception_class for error in seen.errors] == [TaskCanceled]
 
 
 def test_task_committed_is_sent_at_the_commit_only(transactional_db):

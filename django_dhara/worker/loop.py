@@ -384,7 +384,7 @@ class Worker:
         for task in rescued:
             what = "dead" if task.state is State.DEAD else "lost"
             self._recorder.add(stats.Event(self.wanted.backend, task.queue, task.function, what))
-        self._hand.tell(news.of_rescued(type(self.backend), rescued))
+        self._hand.tell(news.of_rescued(type(self.backend), self.options.database, rescued))
         self._claim_at = 0.0
 
     def _write_stats(self) -> None:

@@ -16,7 +16,7 @@ _RETENTION = ("completed", "canceled", "dead", "keyed")
 
 
 class Command(BaseCommand):
-    help = "Delete finished tasks after their retention, in small batches, as workers do by default."
+    help = "Delete finished tasks after their retention, and old records of workers, in small batches, as workers do."
 
     def add_arguments(self, parser: CommandParser) -> None:
         flags.one_line_errors(parser)
@@ -41,6 +41,9 @@ class Command(BaseCommand):
             else:
                 count = _delete(execute, options, backend.alias, state, seconds)
                 self.stdout.write(f"{state}: {count} deleted")
+        if not given["dry_run"]:
+            while services.prune_records(execute):
+                pass
 
 
 def _with_retention(options: Options, given: dict[str, Any]) -> Options:

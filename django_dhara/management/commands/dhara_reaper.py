@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from django_dhara import sql
+from django_dhara import news, sql
+from django_dhara.backend import DharaBackend
 from django_dhara.lifecycle import Rescued
 from django_dhara.management import flags
 from django_dhara.services import Reaper, serve
@@ -21,7 +23,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **given: Any) -> None:
         backend = flags.backend(given["backend"])
-        reaper = Reaper(backend.settings.database, backend.alias, backend.settings, self._tell)
+        reaper = Reaper(backend.settings.database, backend.alias, backend.settings, partial(self._tell, backend))
         if given["once"]:
             reaper.tick(sql.on(backend.settings.database))
             self.stdout.write(f"{self._rescued} rescued")
@@ -30,7 +32,9 @@ class Command(BaseCommand):
 
     _rescued = 0
 
-    def _tell(self, rescued: list[Rescued]) -> None:
+    def _tell(self, backend: DharaBackend, rescued: list[Rescued]) -> None:
         self._rescued += len(rescued)
         for task in rescued:
             self.stdout.write(f"Rescued {task.id} {task.function}: {task.state}")
+        for announce in news.of_rescued(type(backend), backend.settings.database, rescued):
+            announce()
