@@ -12,7 +12,6 @@ from asyncio import CancelledError
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from inspect import iscoroutinefunction
 from time import monotonic
 from types import CoroutineType
 from typing import Any, Protocol
@@ -37,6 +36,7 @@ from django_dhara.errors import (
     UnknownFunction,
 )
 from django_dhara.lifecycle import Claim, Ending
+from django_dhara.results import in_django_time
 from django_dhara.signals import announce, calls_user_code, is_heard
 from django_dhara.states import (
     Completed,
@@ -120,7 +120,7 @@ class Run:
 
     @property
     def is_async(self) -> bool:
-        return self.task is not None and iscoroutinefunction(self.task.func)
+        return self.task is not None and self.claim.function in registry.async_paths
 
     @property
     def is_atomic(self) -> bool:
@@ -359,9 +359,9 @@ def result(run: Run, state: State, *errors: TaskError, **named: Any) -> results.
         results.changed(task, queue_name=claim.queue, priority=claim.priority, backend=run.alias),
         id=str(claim.id),
         state=state,
-        enqueued_at=claim.enqueued_at,
-        started_at=claim.started_at,
-        last_attempted_at=claim.attempted_at,
+        enqueued_at=in_django_time(claim.enqueued_at, run.options.database),
+        started_at=in_django_time(claim.started_at, run.options.database),
+        last_attempted_at=in_django_time(claim.attempted_at, run.options.database),
         args=run.args,
         kwargs=run.kwargs,
         backend=run.alias,

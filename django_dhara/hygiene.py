@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import select
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,12 +34,25 @@ _ALTERS_SESSION = re.compile(
 )
 
 
+class _Threads(threading.local):
+    """Of this thread: has it ever opened a connection? Most functions that never do should not pay for the question."""
+
+    connected = False
+
+
+_threads = _Threads()
+_watching = False
+
+
 def watch() -> None:
     """From now on notice statements that change a session. For worker processes; call it once."""
+    global _watching
     connection_created.connect(_watch_connection, dispatch_uid="django_dhara.hygiene")
+    _watching = True
 
 
 def _watch_connection(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
+    _threads.connected = True
     connection.dhara_altered = False  # type: ignore[attr-defined]
     if _notice not in connection.execute_wrappers:
         connection.execute_wrappers.append(_notice)
@@ -54,6 +68,8 @@ def _notice(execute: Callable[..., Any], sql: Any, params: Any, many: bool, cont
 
 def before_run() -> None:
     """Drop connections of this thread that died while they were idle, so that the first query does not find out."""
+    if _watching and not _threads.connected:
+        return
     for connection in connections.all(initialized_only=True):
         with _forgiven(connection):
             if connection.connection is not None and _is_dead(connection.connection):
@@ -64,6 +80,8 @@ def before_run() -> None:
 
 def after_run(function: str) -> None:
     """Undo what the run of `function` left behind on this thread's connections, and say so where it is a mistake."""
+    if _watching and not _threads.connected:
+        return
     for connection in connections.all(initialized_only=True):
         with _forgiven(connection):
             left = _leftover(connection)

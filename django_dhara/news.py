@@ -25,6 +25,8 @@ Call = Callable[[], Any]
 
 def of_settled(run: Run, outcome: Outcome, state: State) -> list[Call]:
     """What to send for a run that ended in `state`; each call is for the herald."""
+    if state is State.COMPLETED:  # nearly all of them
+        return [lambda: _finished(run, outcome, state)] if is_heard(task_finished, logging.INFO) else []
     calls: list[Call] = []
     match outcome:
         # Of a task that was to be canceled nobody needs to hear that it failed.
@@ -34,9 +36,7 @@ def of_settled(run: Run, outcome: Outcome, state: State) -> list[Call]:
             calls.append(lambda: _failed(run, outcome, state))
         case _:
             pass
-    if state is State.COMPLETED and is_heard(task_finished, logging.INFO):
-        calls.append(lambda: _finished(run, outcome, state))
-    elif state is State.DEAD and is_heard(task_finished, logging.ERROR):
+    if state is State.DEAD and is_heard(task_finished, logging.ERROR):
         calls.append(lambda: _finished(run, outcome, state))
     elif state is State.CANCELED and is_heard(signals.task_canceled, logging.INFO):
         calls.append(lambda: announce(signals.task_canceled, run.backend, task_result=_result(run, outcome, state)))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import blake2b
 from itertools import islice
-from json import JSONEncoder, loads
+from json import JSONDecoder, JSONEncoder
 from textwrap import indent
 from traceback import extract_tb, walk_tb
 from types import TracebackType
@@ -96,7 +96,7 @@ def decode(text: str) -> tuple[list[Any], dict[str, Any]]:
             or more than `MAX_DEPTH` levels. Nothing else is raised.
     """
     try:
-        row = loads(text, parse_constant=_refuse_constant)
+        row = _DECODER.decode(text)
     except RecursionError:
         raise PayloadError(f"the arguments are nested more than {MAX_DEPTH} levels deep") from None
     except (TypeError, ValueError) as problem:
@@ -161,6 +161,8 @@ def storable_result(value: object, *, max_bytes: int) -> tuple[str, str | None]:
         value: the return value.
         max_bytes: the largest size of the JSON text, in bytes of UTF-8.
     """
+    if value is None:
+        return "null", None
     try:
         return encode_result(value, max_bytes=max_bytes), None
     except BaseException as problem:  # noqa: BLE001 - user code may run here; see the docstring
@@ -252,6 +254,9 @@ def _check_characters(text: str, name: str) -> None:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _parts(row: Any) -> tuple[list[Any], dict[str, Any]]:

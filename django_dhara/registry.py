@@ -34,7 +34,9 @@ def register(task: Task) -> None:
 
 def _remember(path: str, task: DjangoTask) -> None:
     _tasks[path] = task
-    (async_paths if iscoroutinefunction(task.func) else plain_paths).add(path)
+    kind, other = (async_paths, plain_paths) if iscoroutinefunction(task.func) else (plain_paths, async_paths)
+    kind.add(path)
+    other.discard(path)
 
 
 def paths() -> Iterator[str]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
+from django.db import connections
+from django.utils import timezone
 
 from django_dhara import registry
 from django_dhara.compat import DjangoTask, TaskError, TaskResultStatus
@@ -129,6 +132,14 @@ def from_row(
         progress=row.progress,
         counted=row.failures + row.lost + present,
     )
+
+
+def in_django_time(value: datetime | None, alias: str) -> datetime | None:
+    """A time that the worker's own session has read, as Django's connection `alias` would have read it."""
+    if value is None or timezone.is_naive(value):
+        return value
+    zone = connections[alias].timezone
+    return timezone.make_naive(value, timezone.get_default_timezone()) if zone is None else value.astimezone(zone)
 
 
 def end_canceled(errors: list[TaskError]) -> None:

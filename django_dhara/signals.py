@@ -43,20 +43,36 @@ def is_heard(signal: Signal, level: int) -> bool:
     Args:
         level: of the line that a receiver which only logs writes; it counts only where that level is logged.
     """
-    return any(name is None or logging.getLogger(name).isEnabledFor(level) for name in _listeners(signal))
+    for target in _audience(signal):  # noqa: SIM110 - asked for every run: a generator would cost as much again
+        if target is None or target.isEnabledFor(level):
+            return True
+    return False
 
 
 def calls_user_code(signal: Signal) -> bool:
     """Is there a receiver that does more than write a log line? It may use the database."""
-    return None in _listeners(signal)
+    return None in _audience(signal)
 
 
-def _listeners(signal: Signal) -> Iterator[str | None]:
+#: The receivers of a signal when it was last asked about, and for each the logger that it writes to.
+_audiences: dict[Signal, tuple[list[Any], list[logging.Logger | None]]] = {}
+
+
+def _audience(signal: Signal) -> list[logging.Logger | None]:
     """For each receiver the logger that it writes to; None where it is somebody's own code."""
-    for _, receiver, *_ in signal.receivers:
+    known = _audiences.get(signal)
+    if known is None or known[0] != signal.receivers:
+        receivers = list(signal.receivers)
+        known = _audiences[signal] = receivers, list(_targets(receivers))
+    return known[1]
+
+
+def _targets(receivers: list[Any]) -> Iterator[logging.Logger | None]:
+    for _, receiver, *_ in receivers:
         function = receiver() if isinstance(receiver, ReferenceType) else receiver
         if function is not None:
-            yield _LOGGERS.get(getattr(function, "__module__", ""))
+            name = _LOGGERS.get(getattr(function, "__module__", ""))
+            yield None if name is None else logging.getLogger(name)
 
 
 def announce(signal: Signal, sender: type, **named: Any) -> None:

@@ -8,7 +8,7 @@ nothing but they depend on it.
 from __future__ import annotations
 
 import json
-import math
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,14 +31,17 @@ if TYPE_CHECKING:
 BUCKETS = 60
 
 
-def bucket(seconds: float) -> int:
-    """The histogram bucket of a time."""
-    return min(max(math.ceil(2 * math.log2(max(seconds * 1000, 1.0))), 0), BUCKETS)
-
-
 def upper_bound(number: int) -> float:
     """The longest time in a bucket, in seconds."""
     return float(2 ** (number / 2)) / 1000
+
+
+_BOUNDS = [upper_bound(number) for number in range(BUCKETS)]
+
+
+def bucket(seconds: float) -> int:
+    """The histogram bucket of a time."""
+    return bisect_left(_BOUNDS, seconds)
 
 
 def percentile(histogram: dict[str, int], share: float) -> float | None:
@@ -64,13 +67,20 @@ class Event(NamedTuple):
     wait_seconds: float | None = None
 
 
+#: By the verb of an outcome. Handing back is no run.
+_COUNTED_AS = {
+    "complete": "completed",
+    "fail": "failed",
+    "time out": "failed",
+    "discard": "failed",
+    "snooze": "snoozed",
+    "interrupt": "interrupted",
+}
+
+
 def events_of(run: Run, ending: Ending, state: State, backend: str) -> Iterator[Event]:
     """What a settled run adds to the statistics."""
-    claim, verb = run.claim, ending.outcome.verb
-    failed = verb in ("fail", "time out", "discard")
-    what = {"complete": "completed", "snooze": "snoozed", "interrupt": "interrupted"}.get(
-        verb, "failed" if failed else ""
-    )
+    claim, what = run.claim, _COUNTED_AS.get(ending.outcome.verb)
     if what:
         yield Event(backend, claim.queue, claim.function, what, ending.seconds, claim.waited)
     if state in (State.DEAD, State.CANCELED):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from django_dhara.errors import LeaseLost
-from django_dhara.sql import Execute
+from django_dhara.sql import Execute, array
 from django_dhara.states import Completed, Discarded, Error, Failed, HandedBack, Interrupted, Outcome, State, TimedOut
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(NamedTuple):
     """One run and how it ended.
 
     `seconds` is how long the function ran, by the worker's monotonic clock; None if it was never started.
@@ -36,7 +35,7 @@ class Ending:
                 )
             case _:
                 outcome = self.outcome
-        return replace(self, outcome=outcome)
+        return self._replace(outcome=outcome)
 
 
 class Settled(NamedTuple):
@@ -56,8 +55,8 @@ WITH ending AS MATERIALIZED (
     SELECT * FROM unnest(
         %(id)s::uuid[], %(lease)s::bigint[], %(verb)s::text[], %(seconds)s::float8[], %(delay)s::float8[],
         %(result)s::text[]::jsonb[], %(class)s::text[], %(message)s::text[], %(traceback)s::text[],
-        %(fingerprint)s::text[])
-    AS ending(id, lease, verb, seconds, delay, result, class, message, traceback, fingerprint)
+        %(fingerprint)s::text[]) WITH ORDINALITY
+    AS ending(id, lease, verb, seconds, delay, result, class, message, traceback, fingerprint, nr)
 ),
 held AS MATERIALIZED (
     SELECT ending.*,
@@ -95,7 +94,7 @@ settled AS (
                           ELSE statement_timestamp() - make_interval(secs => held.seconds) END
     FROM held WHERE task.id = held.id AND task.lease = held.lease AND task.state = 'RUNNING'
     RETURNING task.id, task.lease, task.state, task.failures + task.lost AS number, task.attempted_at,
-              held.failed, held.verb, held.class, held.message, held.traceback, %(worker)s::uuid AS worker_id
+              held.nr, held.failed, held.verb, held.class, held.message, held.traceback, %(worker)s::uuid AS worker_id
 ),
 history AS (
     INSERT INTO dhara_attempt (task_id, lease, number, worker_id, started_at, ended_at, ended, error_class, message,
@@ -106,7 +105,7 @@ history AS (
            class, coalesce(message, ''), coalesce(traceback, '')
     FROM settled WHERE failed OR (verb = 'interrupt' AND state = 'DEAD')
 )
-SELECT id, lease, state FROM settled
+SELECT nr, state FROM settled
 """
 
 
@@ -116,26 +115,27 @@ def settle(execute: Execute, worker: UUID, endings: Sequence[Ending], *, max_int
     A failure, a loss or an interruption is counted here, in the same statement that changes the state.
     """
     columns = zip(*[_columns(ending) for ending in endings], strict=True)
-    parameters = dict(zip(_COLUMNS, map(list, columns), strict=True))
-    rows = execute(_SETTLE, {**parameters, "worker": worker, "max_interrupted": max_interrupted})
-    # By id and lease: an old run of a task and its new one may stand in the same batch.
-    answers = {(id_, lease): Settled(State(state)) for id_, lease, state in rows}
-    if missing := [ending for ending in endings if (ending.id, ending.lease) not in answers]:
-        answers |= _read_back(execute, missing)
-    return [answers.get((ending.id, ending.lease), Settled(None, refused=True)) for ending in endings]
+    parameters: dict[str, Any] = dict(zip(_COLUMNS, map(array, columns), strict=True))
+    rows = execute(_SETTLE, parameters | {"worker": worker, "max_interrupted": max_interrupted})
+    answers: list[Settled | None] = [None] * len(endings)
+    for number, state in rows:
+        answers[number - 1] = _SETTLED[state]
+    if len(rows) < len(endings):
+        return _read_back(execute, endings, answers)
+    return [answer for answer in answers if answer is not None]
 
 
+_SETTLED = {state.value: Settled(state) for state in State}
 _COLUMNS = ("id", "lease", "verb", "seconds", "delay", "result", "class", "message", "traceback", "fingerprint")
 
 
 def _columns(ending: Ending) -> tuple[Any, ...]:
     outcome = ending.outcome
+    if isinstance(outcome, Completed):  # nearly all of them
+        return ending.id, ending.lease, "complete", ending.seconds, None, outcome.result, None, None, None, None
     error: Error | None = None
     delay: float | None = None
-    result: str | None = None
     match outcome:
-        case Completed():
-            result = outcome.result
         case Failed() | TimedOut():
             error, delay = outcome.error, outcome.delay
         case Discarded() | Interrupted():
@@ -145,7 +145,7 @@ def _columns(ending: Ending) -> tuple[Any, ...]:
         case _:
             delay = outcome.delay
     told = (error.class_path, error.message, error.traceback, error.fingerprint) if error else (None,) * 4
-    return ending.id, ending.lease, outcome.verb, ending.seconds, delay, result, *told
+    return ending.id, ending.lease, outcome.verb, ending.seconds, delay, None, *told
 
 
 def settle_in_transaction(execute: Execute, worker: UUID, ending: Ending) -> State:
@@ -173,13 +173,19 @@ WHERE NOT EXISTS (SELECT FROM dhara_attempt AS attempt
 """
 
 
-def _read_back(execute: Execute, endings: Sequence[Ending]) -> dict[tuple[UUID, int], Settled]:
-    """Of endings that changed nothing: those whose row is locked by somebody, and those that were written before."""
-    parameters = {"id": [e.id for e in endings], "lease": [e.lease for e in endings]}
-    return {
+def _read_back(execute: Execute, endings: Sequence[Ending], known: Sequence[Settled | None]) -> list[Settled]:
+    """The answers to endings some of which changed nothing: their row is locked by somebody, they were written before,
+    or the lease is another run's by now."""
+    missing = [ending for ending, answer in zip(endings, known, strict=True) if answer is None]
+    parameters = {"id": [e.id for e in missing], "lease": [e.lease for e in missing]}
+    found = {
         (id_, lease): Settled(None if state == State.RUNNING else State(state))
         for id_, lease, state in execute(_READ_BACK, parameters)
     }
+    return [
+        answer or found.get((ending.id, ending.lease), Settled(None, refused=True))
+        for ending, answer in zip(endings, known, strict=True)
+    ]
 
 
 class Renewal(NamedTuple):

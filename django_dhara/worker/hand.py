@@ -62,7 +62,7 @@ class Hand:
         #: When the oldest of them ended.
         self.oldest_ending = 0.0
 
-        self._runs: dict[tuple[UUID, int], Run] = {}
+        self._runs: dict[Run, None] = {}  # in the order of their claims; hashing a UUID would cost more than all this
         self._open: set[Run] = set()
         self._open_async: set[Run] = set()
         self._suspects: set[Run] = set()
@@ -86,7 +86,7 @@ class Hand:
     @property
     def runs(self) -> list[Run]:
         """All whose lease is to be kept: those that run, and those that ended and are not settled yet."""
-        return list(self._runs.values())
+        return list(self._runs)
 
     @property
     def is_busy(self) -> bool:
@@ -106,11 +106,11 @@ class Hand:
         return len(self._abandoned)
 
     def find(self, task: UUID, lease: int) -> Run | None:
-        return self._runs.get((task, lease))
+        return next((run for run in self._runs if run.key == (task, lease)), None)
 
     def to_renew(self, before: float) -> list[Run]:
         """Runs whose lease ends before this monotonic time."""
-        return [run for run in self._runs.values() if run.lease_ends < before and not run.is_hopeless]
+        return [run for run in self._runs if run.lease_ends < before and not run.is_hopeless]
 
     # ------------------------------------------------------------------------------------------------ claiming
 
@@ -150,7 +150,7 @@ class Hand:
                 lease_ends=lease_ends,
                 taken=monotonic(),
             )
-            self._runs[run.key] = run
+            self._runs[run] = None
             self._open.add(run)
             if claim.is_suspect:
                 self._suspects.add(run)
@@ -211,7 +211,7 @@ class Hand:
     def forget(self, run: Run) -> Ending:
         """The database has answered to how this run ended."""
         ending = self.endings.pop(run)
-        self._runs.pop(run.key, None)
+        self._runs.pop(run, None)
         self._suspects.discard(run)
         self.oldest_ending = monotonic()
         return ending
@@ -219,7 +219,7 @@ class Hand:
     def lose(self, run: Run) -> None:
         """The task is somebody else's: the function is asked to stop, and how it ends is not written."""
         run.lost = run.canceled = True
-        self._runs.pop(run.key, None)
+        self._runs.pop(run, None)
         self._suspects.discard(run)
         self.endings.pop(run, None)
         if run in self._parked:
@@ -303,7 +303,7 @@ class Hand:
     def suspend(self) -> None:
         """The database is away: start nothing more, and tell running functions that their leases are at risk."""
         self._parked += self._threads.take_back()
-        for run in self._runs.values():
+        for run in self._runs:
             run.at_risk = True
 
     def resume(self) -> None:

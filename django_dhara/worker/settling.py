@@ -83,12 +83,11 @@ class Settler:
             self._reports.write(execute)
         for run in [run for run in runs if run.settled is not None]:
             self._on_answer(run, Settled(run.settled))
-        by_key = {run.key: run for run in runs if run in endings}
-        for ending, answer in write(
-            execute, self._worker, [endings[run] for run in by_key.values()], max_interrupted=self._max_interrupted
-        ):
-            self._on_answer(by_key[ending.id, ending.lease], answer)
-        is_done = runs and not set(runs) & set(endings)
+        left = [run for run in runs if run in endings]
+        answers = write(execute, self._worker, [endings[run] for run in left], max_interrupted=self._max_interrupted)
+        for run, answer in zip(left, answers, strict=True):
+            self._on_answer(run, answer)
+        is_done = runs and not any(run in endings for run in left)
         self._settle_at = 0.0 if is_done else now + AGAIN_SECONDS
 
     def hand_back_strays(self, execute: Execute) -> None:
@@ -150,8 +149,9 @@ def _bytes(ending: Ending) -> int:
 
 def write(
     execute: Execute, worker: UUID, endings: Sequence[Ending], *, max_interrupted: int
-) -> Iterator[tuple[Ending, Settled | Exception]]:
-    """Settle; each answer comes as soon as it is known, so that none is lost by a failure after it.
+) -> Iterator[Settled | Exception]:
+    """Settle; each answer, in the order of `endings`, comes as soon as it is known, so that none is lost by a failure
+    after it.
 
     An exception instead of an answer: even the least that can be said of this run was refused.
     """
@@ -159,12 +159,12 @@ def write(
         answers = lifecycle.settle(execute, worker, endings, max_interrupted=max_interrupted) if endings else []
     except UNSTORABLE as error:
         if len(endings) == 1:
-            yield endings[0], _write_least(execute, worker, endings[0], error, max_interrupted=max_interrupted)
+            yield _write_least(execute, worker, endings[0], error, max_interrupted=max_interrupted)
         else:
             for ending in endings:
                 yield from write(execute, worker, [ending], max_interrupted=max_interrupted)
         return
-    yield from zip(endings, answers, strict=True)
+    yield from answers
 
 
 def _write_least(
