@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -36,6 +37,16 @@ def check_queue(name: object, label: str) -> None:
         raise PayloadError(f"{label} {text!r} has a comma or an outer space in it")
 
 
+#: So many answers of `validate_task` are remembered.
+MOST_REMEMBERED = 10_000
+
+
+def _asked_of(task: DjangoTask) -> tuple[Any, ...] | None:
+    """All that a validation looks at, so that equal ones end alike; None for what has to be asked each time."""
+    is_plain = isinstance(task.func, FunctionType) and type(task.priority) is int and type(task.queue_name) is str
+    return (task.func, task.queue_name, task.takes_context, task.priority) if is_plain and not task.run_after else None
+
+
 class QueueBackend(BaseTaskBackend):
     """What our backends have in common, those for tests too: the Task class, the options, and what a call must be."""
 
@@ -52,6 +63,7 @@ class QueueBackend(BaseTaskBackend):
             # A mistake in it is a system check too; taken as it is, a str would become a set of its letters.
             params = {**params, "QUEUES": []}
         super().__init__(alias, params)
+        self._valid: set[tuple[Any, ...]] = set()
 
     @cached_property
     def settings(self) -> conf.Options:
@@ -64,6 +76,16 @@ class QueueBackend(BaseTaskBackend):
         Raises:
             InvalidTask: (Django's)
         """
+        known = _asked_of(task)
+        if known is not None and known in self._valid:
+            return
+        self._validate(task)
+        if len(self._valid) >= MOST_REMEMBERED:
+            self._valid.clear()
+        if known is not None:
+            self._valid.add(known)
+
+    def _validate(self, task: DjangoTask) -> None:
         super().validate_task(task)
         if not registry.is_reachable(task.module_path):
             raise InvalidTask(
@@ -81,7 +103,7 @@ class QueueBackend(BaseTaskBackend):
         """Enqueue one call: `enqueue_many` of it alone."""
         return self.enqueue_many([Call(task, tuple(args), kwargs)])[0]
 
-    def enqueue_many(self, calls: Iterable[Call]) -> list[TaskResult]:
+    def enqueue_many(self, calls: Iterable[Call]) -> Sequence[TaskResult]:
         """Enqueue calls; results come in their order."""
         raise NotImplementedError
 
@@ -97,7 +119,7 @@ class QueueBackend(BaseTaskBackend):
 class DharaBackend(QueueBackend):
     """`{"BACKEND": "django_dhara.backend.DharaBackend", "QUEUES": [], "OPTIONS": {...}}`; see `conf.Options`."""
 
-    def enqueue_many(self, calls: Iterable[Call]) -> list[TaskResult]:
+    def enqueue_many(self, calls: Iterable[Call]) -> Sequence[TaskResult]:
         """Insert tasks in the caller's transaction, by one statement per thousand; see `enqueue.enqueue`.
 
         Raises:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Verb = Literal["cancel", "revive", "run_now"]
 
 
-def enqueue_many(calls: Iterable[Call]) -> list[TaskResult]:
+def enqueue_many(calls: Iterable[Call]) -> Sequence[TaskResult]:
     """Enqueue many calls, of one function or of several, by one statement per thousand.
 
     All of them are enqueued, or none: they share a transaction, the caller's if one is open.

@@ -67,7 +67,7 @@ def array(values: Sequence[object]) -> str:
     and dumps it by itself, which for a batch of settled runs costs more than all else that is done for them.
 
     Args:
-        values: None, texts, numbers, UUIDs.
+        values: None, texts, numbers, UUIDs, datetimes, bytes.
     """
     if values.count(None) == len(values):  # of most columns
         return "{" + ",".join(["NULL"] * len(values)) + "}"
@@ -77,9 +77,10 @@ def array(values: Sequence[object]) -> str:
 def _element(value: object) -> str:
     if value is None:
         return "NULL"
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return str(value)
+    if isinstance(value, (int, float)):
+        return str(value)
+    text_ = "\\x" + value.hex() if isinstance(value, bytes) else str(value)
+    return '"' + text_.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def on(alias: str) -> Execute:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
-from inspect import Signature, iscoroutinefunction, signature
-from typing import Any, overload
+from inspect import Parameter, Signature, iscoroutinefunction, signature
+from typing import Any, NamedTuple, overload
 from weakref import WeakKeyDictionary
 
 from django.core.exceptions import ImproperlyConfigured
@@ -24,7 +24,17 @@ MAX_KEY_LENGTH = 255
 #: A later date is more likely a mistake than a plan, and a date near the year 9999 breaks its readers.
 MAX_DELAY = timedelta(days=36_500)
 
-_signatures: WeakKeyDictionary[Callable[..., Any], Signature] = WeakKeyDictionary()
+
+class _Shape(NamedTuple):
+    """What a function can be called with."""
+
+    signature: Signature | None
+    #: With so many arguments by position and none by name the call is right, and nothing else needs to be asked.
+    least: int
+    most: int
+
+
+_shapes: WeakKeyDictionary[Callable[..., Any], _Shape] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,17 +203,27 @@ def bind_arguments(task: DjangoTask, args: tuple[Any, ...], kwargs: Mapping[str,
     Raises:
         ArgumentsError: it names the function, the parameter and the signature.
     """
-    try:
-        expected = _signatures.get(task.func)
-        if expected is None:
-            expected = _signatures[task.func] = signature(task.func)
-    except ValueError:
-        return  # a builtin that does not tell its signature
+    shape = _shapes.get(task.func)
+    if shape is None:
+        shape = _shapes[task.func] = _shape(task.func)
+    if shape.signature is None or (not kwargs and shape.least <= len(args) + task.takes_context <= shape.most):
+        return
     context = (None,) if task.takes_context else ()
     try:
-        expected.bind(*context, *args, **kwargs)
+        shape.signature.bind(*context, *args, **kwargs)
     except TypeError as error:
-        raise ArgumentsError(f"{task.module_path}{expected}: {error}.") from None
+        raise ArgumentsError(f"{task.module_path}{shape.signature}: {error}.") from None
+
+
+def _shape(func: Callable[..., Any]) -> _Shape:
+    try:
+        found = signature(func)
+    except ValueError:
+        return _Shape(None, 0, 0)  # a builtin that does not tell its signature
+    parameters = found.parameters.values()
+    if any(each.kind is not Parameter.POSITIONAL_OR_KEYWORD for each in parameters):
+        return _Shape(found, 1, 0)
+    return _Shape(found, sum(each.default is Parameter.empty for each in parameters), len(parameters))
 
 
 def _check_options(task: Task) -> None:

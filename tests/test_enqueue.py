@@ -80,6 +80,9 @@ def enqueue_many(*calls):
     return task_backends["default"].enqueue_many(calls)
 
 
+FUTURE = datetime(2090, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+
+
 def keyed(key, of=add):
     return of.using(idempotency_key=key)
 
@@ -647,9 +650,28 @@ def test_results_of_a_bulk_come_in_the_order_of_its_calls(db):
     assert Task.objects.count() == 5
 
 
+def test_what_no_key_decides_answers_with_one_row_and_results_are_made_when_looked_at(db, quiet):
+    later = add.using(run_after=timedelta(minutes=5))
+    results = enqueue_many(add.bind(1), later.bind(2), add.using(run_after=FUTURE).bind(3))
+    assert not any(row.result for row in results._rows)
+    rows = {str(row.id): row for row in Task.objects.all()}
+    assert results[0].enqueued_at == rows[results[0].id].enqueued_at == rows[results[0].id].run_at
+    assert results[1].task.run_after == rows[results[1].id].run_at == results[1].enqueued_at + timedelta(minutes=5)
+    assert results[2].task.run_after == rows[results[2].id].run_at == FUTURE
+    assert results[0] is results[0]
+    assert [each.id for each in results[:2]] == [results[0].id, results[1].id]
+
+
+def test_a_result_that_is_looked_at_after_the_commit_knows_of_it(commits, quiet):
+    with transaction.atomic():
+        results = enqueue_many(add.bind(1), add.bind(2))
+        assert results[0].committed is False
+    assert [result.committed for result in results] == [True, True]
+
+
 def test_a_bulk_of_nothing_does_nothing(db, quiet):
     with CaptureQueriesContext(connection) as queries:
-        assert enqueue_many() == []
+        assert list(enqueue_many()) == []
     assert len(queries) == 0
 
 
@@ -658,7 +680,9 @@ def test_a_large_bulk_goes_in_by_the_thousand_and_all_at_once(commits, quiet, ke
     calls = [(keyed(f"k{n}") if n < keyed_ones else add).bind(n) for n in range(2500)]
     with CaptureQueriesContext(connection) as queries:
         results = enqueue_many(*calls)
-    assert [query["sql"].split()[0] for query in queries] == ["BEGIN", "INSERT", "INSERT", "INSERT", "COMMIT"]
+    words = [query["sql"].split()[0] for query in queries]
+    assert [words[0], *words[-1:]] == ["BEGIN", "COMMIT"]
+    assert sorted(words[1:-1]) == (["INSERT", "WITH", "WITH"] if keyed_ones else ["WITH", "WITH", "WITH"])
     assert [result.args for result in results] == [[n] for n in range(2500)]
     assert all(result.committed for result in results)
     assert len({result.id for result in results}) == Task.objects.count() == 2500

@@ -1,7 +1,7 @@
 """The life of a task without a worker: every arrow, its budget, its history, and what the arrow must leave alone."""
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import product
 from uuid import UUID, uuid4
 
@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django_dhara import lifecycle
 from django_dhara.lifecycle import Ending, Report, Settled, Wanted
 from django_dhara.models import Attempt, Command, Queue, Task, Worker
-from django_dhara.sql import on
+from django_dhara.sql import array, on
 from django_dhara.states import ARROWS, FINAL, REVIVABLE, Completed, Failed, HandedBack, State
 from tests.rows import (
     BOOM,
@@ -847,3 +847,22 @@ def test_a_running_task_that_is_canceled_twice_gets_one_command(run):
     claim(run)
     assert [lifecycle.cancel(run, task.id) for _ in range(2)] == ["requested", "requested"]
     assert Command.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("type_", "values"),
+    [
+        ("text", ["", "NULL", None, 'a "b" \\ {c}, d', "\n\t ", "\\x00", "é€", "null", "'; --"]),
+        ("float8", [None, 1e-5, -0.5, 1e300, float("inf"), 3]),
+        ("bigint", [0, None, -(2**63), 2**63 - 1]),
+        ("uuid", [uuid4(), str(uuid4()), None]),
+        ("bytea", [b"", b"\x00\xff\\", None]),
+        ("timestamptz", [datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC), None]),
+        ("text", [None, None]),
+        ("text", []),
+    ],
+)
+def test_an_array_reads_back_as_it_was(run, type_, values):
+    [[found]] = run(f"SELECT %(values)s::{type_}[]", {"values": array(values)})
+    expected = [UUID(value) if type_ == "uuid" and isinstance(value, str) else value for value in values]
+    assert found == expected

@@ -130,3 +130,15 @@ def test_who_decorates_such_a_function_is_told_why(monkeypatch, function, messag
         monkeypatch.setattr(function, "__module__", "__main__")
     with pytest.raises(InvalidTask, match=message):
         task(function)
+
+
+def test_a_path_that_becomes_a_coroutine_is_no_plain_function_any_more(module, monkeypatch):
+    for name in ("async_paths", "plain_paths"):
+        monkeypatch.setattr(registry, name, set())
+    module("changing", "from django_dhara import task\n\n@task\ndef work(): ...\n")
+    registry.resolve("changing.work")
+    assert registry.plain_paths == {"changing.work"}
+    sys.modules["changing"].__dict__.pop("work")
+    exec("@task\nasync def work(): ...", sys.modules["changing"].__dict__)
+    assert registry.async_paths == {"changing.work"}
+    assert not registry.plain_paths

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from django.core.signals import setting_changed
 from django.dispatch import receiver
@@ -140,7 +141,8 @@ def _new_entry(alias: str, row: _Row) -> Entry:
     now = timezone.now()
     values: dict[str, Any] = dict.fromkeys(Claim.__dataclass_fields__)
     values |= dict.fromkeys(("lease", "failures", "lost", "interrupted", "snoozed"), 0)
-    values |= {"id": row.id, "function": row.function, "queue": row.task.queue_name, "priority": row.task.priority}
+    values |= {"id": UUID(row.id), "function": row.function}
+    values |= {"queue": row.task.queue_name, "priority": row.task.priority}
     values |= {"payload": row.encoded.text, "max_attempts": row.max_attempts, "timeout": row.timeout, "waited": 0.0}
     values |= {"idempotency_key": row.key, "metadata": row.metadata, "enqueued_at": now, "cancel_requested": False}
     run_at: datetime = row.task.run_after or now + timedelta(seconds=row.delay_seconds or 0)
