@@ -34,6 +34,9 @@ class Options:
 
     #: Threads that run plain functions. Most tasks wait for I/O; ten of them keep one core busy.
     concurrency: int = _number(10, at_least=1, at_most=1000)
+    #: Child processes that run plain functions, one at a time each, instead of threads; 0: threads. For functions that
+    #: hold the interpreter (computation in Python), and for timeouts that nothing can outlive.
+    processes: int = _number(0, at_least=0, at_most=1000)
     #: `async def` functions that run at once on the worker's one event loop.
     async_concurrency: int = _number(100, at_least=0, at_most=10_000)
     #: Claimed tasks that may wait in a worker while functions are short; it falls to 0 while they are long.
@@ -87,6 +90,11 @@ class Options:
     notify: bool = True
     #: A connection string for LISTEN that goes past a transaction pooler; empty: as in DATABASES.
     listen_dsn: str = ""
+
+    @property
+    def slots(self) -> int:
+        """How many plain functions run at once."""
+        return self.processes or self.concurrency
 
     @property
     def renew_seconds(self) -> float:

@@ -14,6 +14,7 @@ DharaError
 ├── Snooze                             raise it in a task: run again later, no attempt spent
 └── Recorded                           what the history says of a run that ended otherwise
     ├── WorkerLost                     a run whose worker died or lost its lease
+    ├── ChildDied                      a run whose child process died by itself
     ├── TaskTimeout (TimeoutError)     a run that outlived its timeout
     ├── TaskInterrupted                a run that was released once too often
     └── TaskCanceled                   a task that was canceled
@@ -23,6 +24,7 @@ from datetime import timedelta
 
 __all__ = [
     "ArgumentsError",
+    "ChildDied",
     "DharaError",
     "Discard",
     "IdempotencyConflict",
@@ -110,6 +112,10 @@ class Recorded(DharaError):
 
 class WorkerLost(Recorded):
     """The worker of this run died, or was cut off for longer than its lease."""
+
+
+class ChildDied(Recorded):
+    """The child process that ran it died by itself: it crashed, the function ended it, or the kernel lacked memory."""
 
 
 class TaskTimeout(Recorded, TimeoutError):

@@ -5,8 +5,14 @@ from django.apps import apps
 from django.db import connection, connections
 from django.test import TransactionTestCase
 
-from django_dhara import sql
+from django_dhara import registry, sql
 from tests.sessions import Caller, Session
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _tasks_are_known():
+    """Their modules are imported under the settings of the tests, not under those that some test has made up."""
+    registry.discover()
 
 
 @pytest.fixture

@@ -89,11 +89,12 @@ def test_what_cannot_be_shown_breaks_no_logging(db, request, caplog, mode):  # E
 
 
 @pytest.mark.fast
-def test_nothing_of_ours_forks_or_pickles():  # C04, C16, E16, J03
+def test_nothing_of_ours_forks_and_only_children_are_pickled_to():  # C04, C16, E16, J03
     banned = {"pickle", "marshal", "shelve", "multiprocessing", "concurrent", "subprocess"}
+    pipe = {"child.py", "children.py"}  # a socket pair between a process and the fresh interpreter that it starts
     for path in Path(django_dhara.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             imported = {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
             imported |= {node.module or ""} if isinstance(node, ast.ImportFrom) else set()
-            assert not {name.partition(".")[0] for name in imported} & banned, path
+            assert path.name in pipe or not {name.partition(".")[0] for name in imported} & banned, path
             assert getattr(node, "attr", "") not in ("fork", "forkpty", "posix_spawn"), path

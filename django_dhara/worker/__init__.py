@@ -3,6 +3,7 @@
     loop.py       the control loop: claim, hand out, gather, settle, wait
     hand.py       the runs it holds             settling.py   writing how they ended
     executors.py  where user code runs: threads, one event loop, the herald of signals
+    children.py   ... or child processes            child.py      one of them, from within
     pace.py       how much to prefetch          reports.py    progress and checkpoints of running functions
     session.py    its own connection, with a deadline for every statement
     ears.py       its listening session         alarm.py      what wakes the loop

@@ -33,12 +33,12 @@ BLOCKED_SECONDS = 1.0
 Done = Callable[[Run], None]
 
 
-class Threads:
-    """Plain functions, each on a thread of its own out of a fixed number.
+class Crew:
+    """What runs plain functions, a fixed number at once: tasks wait here until somebody of the crew takes one.
 
     Args:
         size: how many run at once.
-        done: called with each ended run, from the thread that ran it.
+        done: called with each ended run, from the thread that had it.
         pass_on: called with a run whose function turned out to be `async def`.
     """
 
@@ -47,9 +47,11 @@ class Threads:
         self._done, self._pass_on = done, pass_on
         self._waiting: deque[Run] = deque()
         self._tickets: SimpleQueue[bool] = SimpleQueue()
-        self._context = contextvars.copy_context()
-        for _ in range(size):
-            self._start_thread()
+
+    @property
+    def is_ready(self) -> bool:
+        """Can anything run yet?"""
+        return True
 
     def submit(self, run: Run) -> None:
         self._waiting.append(run)
@@ -58,39 +60,70 @@ class Threads:
     def take_back(self) -> list[Run]:
         """The runs that nobody has started yet; they are the caller's again."""
         taken = []
-        while self._waiting:
-            try:
-                taken.append(self._waiting.popleft())
-            except IndexError:
-                break
+        while (run := self._next()) is not None:
+            taken.append(run)
         return taken
 
     def oldest(self) -> Run | None:
-        """The run that has waited longest for a thread."""
+        """The run that has waited longest for somebody to take it."""
         try:
             return self._waiting[0]
         except IndexError:
             return None
 
     def replace(self, run: Run) -> None:
-        """Another thread takes the place of the one that `run`, which was abandoned, keeps busy."""
-        self._start_thread()
+        """Somebody else takes the place of the one that `run`, which is overdue, keeps busy."""
+        raise NotImplementedError
+
+    def stop(self, run: Run) -> None:
+        """This run is given up because the worker stops; end the function if that is possible."""
 
     def close(self) -> None:
-        """Let idle threads end; busy ones end after their run."""
+        """Let the idle ones end; busy ones end after their run."""
         for _ in range(self.size):
             self._tickets.put(False)
+
+    def _next(self) -> Run | None:
+        """The run that a ticket was for; None if it was taken back meanwhile."""
+        try:
+            return self._waiting.popleft()
+        except IndexError:
+            return None
+
+    def _take(self, run: Run, call: Callable[[Run], Outcome | None]) -> None:
+        """One run from its first look to its end; `call` calls the function."""
+        run.picked = monotonic()
+        run.outcome = None if _is_wanted(run) else HandedBack()
+        run.outcome = run.outcome or execution.prepare(run)
+        if run.outcome is None and run.is_async:
+            return self._pass_on(run)
+        if run.outcome is None:
+            run.outcome = call(run) if _may_start(run) else HandedBack()
+        return self._done(run)
+
+
+class Threads(Crew):
+    """Plain functions, each on a thread of its own out of a fixed number."""
+
+    def __init__(self, size: int, done: Done, pass_on: Done) -> None:
+        super().__init__(size, done, pass_on)
+        self._context = contextvars.copy_context()
+        for _ in range(size):
+            self._start_thread()
+
+    def replace(self, run: Run) -> None:
+        """Another thread takes the place; the function itself cannot be stopped."""
+        self._start_thread()
 
     def _start_thread(self) -> None:
         threading.Thread(target=self._serve, name="dhara-run", daemon=True).start()
 
     def _serve(self) -> None:
         while self._next_ticket():
-            try:
-                run = self._waiting.popleft()
-            except IndexError:
-                continue  # it was taken back
-            self._context.copy().run(self._run, run)
+            run = self._next()
+            if run is None:
+                continue
+            self._context.copy().run(self._take, run, _call_here)
             if run.abandoned:
                 break
         hygiene.close_all()
@@ -102,24 +135,13 @@ class Threads:
             hygiene.close_all()
             return self._tickets.get()
 
-    def _run(self, run: Run) -> None:
-        run.picked = monotonic()
-        run.outcome = None if _is_wanted(run) else HandedBack()
-        run.outcome = run.outcome or execution.prepare(run)
-        if run.outcome is None and run.is_async:
-            return self._pass_on(run)
-        if run.outcome is None:
-            hygiene.before_run()
-            run.outcome = self._call(run)
-            hygiene.after_run(run.claim.function)
-        return self._done(run)
 
-    def _call(self, run: Run) -> Outcome:
-        if not _may_start(run):
-            return HandedBack()
-        outcome = execution.execute(run)
-        run.ended = monotonic()
-        return outcome
+def _call_here(run: Run) -> Outcome:
+    hygiene.before_run()
+    outcome = execution.execute(run)
+    run.ended = monotonic()
+    hygiene.after_run(run.claim.function)
+    return outcome
 
 
 def _is_wanted(run: Run) -> bool:

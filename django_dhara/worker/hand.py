@@ -18,7 +18,7 @@ from django_dhara.execution import Reporter, Run
 from django_dhara.lifecycle import Claim, Ending
 from django_dhara.states import HandedBack, Outcome
 from django_dhara.tasks import Task
-from django_dhara.worker.executors import EventLoop, Herald, Threads
+from django_dhara.worker.executors import Crew, EventLoop, Herald, Threads
 from django_dhara.worker.pace import Pace
 
 if TYPE_CHECKING:
@@ -50,10 +50,18 @@ class Hand:
     Args:
         reporter: takes what running functions say.
         ring: wakes the control loop.
+        fail: called with a reason when functions cannot run here at all.
     """
 
     def __init__(
-        self, worker: UUID, backend: DharaBackend, options: Options, reporter: Reporter, ring: Callable[[], None]
+        self,
+        worker: UUID,
+        backend: DharaBackend,
+        options: Options,
+        reporter: Reporter,
+        *,
+        ring: Callable[[], None],
+        fail: Callable[[str], None],
     ) -> None:
         self._worker, self._backend, self._options = worker, backend, options
         self._reporter, self._ring = reporter, ring
@@ -75,13 +83,25 @@ class Hand:
         self.is_stuck = False
         self._outbox: deque[tuple[Run, Outcome | None, bool]] = deque()
 
-        self._pace = Pace(options.concurrency, options.max_prefetch)
+        self._pace = Pace(options.slots, options.max_prefetch)
         self._async_pace = Pace(options.async_concurrency, 0)
         self._herald = Herald()
         self._loop = EventLoop(self._on_ended)
-        self._threads = Threads(options.concurrency, self._on_ended, self._loop.submit)
+        self._plain = self._crew(fail)
+
+    def _crew(self, fail: Callable[[str], None]) -> Crew:
+        if not self._options.processes:
+            return Threads(self._options.concurrency, self._on_ended, self._loop.submit)
+        from django_dhara.worker.children import Children
+
+        return Children(self._options.processes, self._on_ended, self._loop.submit, ring=self._ring, fail=fail)
 
     # ------------------------------------------------------------------------------------------------ what it has
+
+    @property
+    def is_ready(self) -> bool:
+        """Can plain functions run yet? Child processes need a moment to start."""
+        return self._plain.is_ready
 
     @property
     def runs(self) -> list[Run]:
@@ -116,7 +136,7 @@ class Hand:
 
     def demand(self, at_most: int | None) -> Demand:
         """What fits now. Where only one kind of function has room, the other kind is left out."""
-        plain = self._pace.room(len(self._open) - len(self._open_async))
+        plain = self._pace.room(len(self._open) - len(self._open_async)) if self._plain.is_ready else 0
         coroutines = self._async_pace.room(len(self._open_async))
         left_out, kinds = self._unknown_paths(), {"plain", "async", "suspect"}
         if not registry.async_paths:
@@ -158,7 +178,7 @@ class Hand:
                 self._open_async.add(run)
                 self._loop.submit(run)
             else:
-                self._threads.submit(run)
+                self._plain.submit(run)
 
     def _unknown_paths(self) -> list[str]:
         if not self._unknown:
@@ -244,10 +264,10 @@ class Hand:
             begun = run.picked if run.started is None else run.started
             if begun is not None and not run.abandoned and now - begun > run.timeout:
                 self._time_out(run)
-        oldest = self._threads.oldest()
+        oldest = self._plain.oldest()
         if oldest is not None and now - oldest.taken > STALE_SECONDS:
             self._pace.stalled()
-            self._hand_back(self._threads.take_back())
+            self._hand_back(self._plain.take_back())
         self._check_herald()
         self._check_loop()
 
@@ -257,7 +277,7 @@ class Hand:
         if run.is_async:
             self._loop.stop(run)
         else:
-            self._threads.replace(run)
+            self._plain.replace(run)
         if run.lost:
             self._close_run(run)
         elif isinstance(run.task, Task) and run.task.backoff is not None:
@@ -302,7 +322,7 @@ class Hand:
 
     def suspend(self) -> None:
         """The database is away: start nothing more, and tell running functions that their leases are at risk."""
-        self._parked += self._threads.take_back()
+        self._parked += self._plain.take_back()
         for run in self._runs:
             run.at_risk = True
 
@@ -311,12 +331,12 @@ class Hand:
         parked, self._parked = self._parked, []
         for run in parked:
             run.taken = monotonic()
-            self._threads.submit(run)
+            self._plain.submit(run)
 
     def drain(self) -> None:
         """Hand back what has not started, and tell running functions that the worker stops."""
         parked, self._parked = self._parked, []
-        self._hand_back([*parked, *self._threads.take_back()])
+        self._hand_back([*parked, *self._plain.take_back()])
         for run in self._open:
             run.stopping = True
 
@@ -330,6 +350,7 @@ class Hand:
             else:
                 self._conclude(run, HandedBack() if run.started is None else execution.interrupt(run))
             self._stop_function(run)
+            self._plain.stop(run)
 
     def tell(self, calls: Iterable[Callable[[], Any]]) -> None:
         """Announce something; see `news.py`."""
@@ -338,6 +359,6 @@ class Hand:
 
     def close(self) -> None:
         """Let the executors' threads end, those that can."""
-        self._threads.close()
+        self._plain.close()
         self._loop.close()
         self._herald.close(timeout=2.0)

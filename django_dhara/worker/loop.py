@@ -87,7 +87,7 @@ class Worker:
         self._ears = Ears(options, backend.alias, str(self.id))
         self._reports = Reports(self._alarm.ring)
         self._recorder = stats.Recorder(self.id)
-        self._hand = Hand(self.id, backend, options, self._reports, self._alarm.ring)
+        self._hand = Hand(self.id, backend, options, self._reports, ring=self._alarm.ring, fail=self.fail)
         self._settler = Settler(self.id, self._hand, self._reports, self._recorder, options)
 
         self._claim_at = self._renew_at = self._report_at = 0.0
@@ -437,7 +437,7 @@ class Worker:
 
     def _burst_is_over(self) -> bool:
         is_empty = self._hand.demand(self._tasks_left).kinds <= self._known_empty
-        return self._burst and self._session.is_open and is_empty and not self._looks_ahead
+        return self._burst and self._session.is_open and self._hand.is_ready and is_empty and not self._looks_ahead
 
     def _leave(self) -> None:
         """Release what is left, say so to the database as far as it answers, and close everything."""

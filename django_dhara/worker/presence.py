@@ -47,7 +47,7 @@ class Presence:
                 "version": __version__,
                 "queues": json.dumps(self._wanted.queues),
                 "exclude": json.dumps(self._wanted.exclude),
-                "concurrency": self._options.concurrency,
+                "concurrency": self._options.slots,
                 "lease": self._options.lease_seconds,
             },
         )

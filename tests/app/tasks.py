@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from contextvars import ContextVar
 from decimal import Decimal
 from pathlib import Path
@@ -483,3 +484,60 @@ def until_told_by_file(context, name, attribute):
     while not getattr(context, attribute):
         time.sleep(0.01)
     sys.stderr.write(f"{attribute} was seen\n")
+
+
+# ------------------------------------------------------------------------------------------------- in child processes
+
+
+@task
+def exit_at_once(name):
+    """Ends its process without a word, as C libraries do that think they know better."""
+    mark(name)
+    os._exit(3)
+
+
+@task(takes_context=True)
+def patient_until_told(context, name, attribute):
+    """Sees what the context says, even where that comes with a CancelledError."""
+    mark(name)
+    with suppress(asyncio.CancelledError):
+        while not getattr(context, attribute):
+            time.sleep(0.01)
+    if getattr(context, attribute):
+        mark(f"{name} was told")
+
+
+@task(atomic=True)
+def atomic_note(text, seconds):
+    Note.objects.create(text=text)
+    time.sleep(seconds)
+
+
+class _Odd(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+
+@task
+def raise_oddly(how):
+    raise {
+        "value": ValueError("plain"),
+        "system_exit": SystemExit(7),
+        "interrupt": KeyboardInterrupt(),
+        "odd_str": _Odd(),
+        "base": BaseException("base"),
+    }[how]
+
+
+@task
+def echo_and_print(text):
+    sys.stdout.write("printed by a function\n")
+    sys.stdout.flush()
+    return text
+
+
+@task
+def fork_and_return(name):
+    """Both sides return, though only one was asked to run."""
+    connection.close()
+    return "parent" if os.fork() else "fork"

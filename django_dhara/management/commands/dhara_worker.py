@@ -8,6 +8,7 @@ import sys
 from typing import Any, NoReturn
 
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 
@@ -38,6 +39,7 @@ class Command(BaseCommand):
         )  # fmt: skip
         flags.add_backend(parser)
         flags.add_option(parser, "--concurrency", "concurrency", "Threads for plain functions.")
+        flags.add_option(parser, "--processes", "processes", "Child processes for plain functions, instead of threads.")
         flags.add_option(parser, "--async-concurrency", "async_concurrency", "`async def` functions at once.")
         flags.add_option(parser, "--poll-interval", "poll_seconds", "Pause between polls of an empty queue.")
         flags.add_option(parser, "--drain-timeout", "drain_seconds", "For running functions after the first signal.")
@@ -81,9 +83,12 @@ class Command(BaseCommand):
         if connections[options.database].in_atomic_block:
             raise CommandError(_IN_TRANSACTION)
         wanted = _wanted(backend.alias, set(backend.queues), given)
-        worker = Worker(
-            backend, options, wanted, name=given["name"], burst=given["burst"], max_tasks=given["max_tasks"]
-        )
+        try:
+            worker = Worker(
+                backend, options, wanted, name=given["name"], burst=given["burst"], max_tasks=given["max_tasks"]
+            )
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error)) from None
         if given["reap"]:
             worker.services.append(Reaper(options.database, backend.alias, options, worker.rescued))
         if given["prune"]:
@@ -95,7 +100,7 @@ _IN_TRANSACTION = (
     "A worker cannot run inside a transaction, such as a TestCase's: its own connections do not see what that has "
     "written. In a TestCase call django_dhara.testing.run_all(); or use a TransactionTestCase."
 )
-_OPTIONS = ("concurrency", "async_concurrency", "poll_seconds", "drain_seconds")
+_OPTIONS = ("concurrency", "processes", "async_concurrency", "poll_seconds", "drain_seconds")
 
 
 def _wanted(alias: str, known: set[str], given: dict[str, Any]) -> Wanted:
@@ -135,6 +140,7 @@ def _introduction(worker: Worker) -> str:
     else:
         queues = "all queues" + (f" but {', '.join(wanted.exclude)}" if wanted.exclude else "")
     return (
-        f"Worker {worker.presence.name} serves {queues} of {wanted.backend!r}: {options.concurrency} threads, "
+        f"Worker {worker.presence.name} serves {queues} of {wanted.backend!r}: "
+        f"{options.slots} {'processes' if options.processes else 'threads'}, "
         f"{options.async_concurrency} coroutines, lease {options.lease_seconds:g} s. Ctrl-C stops it."
     )

@@ -1,0 +1,184 @@
+"""A child process: it runs one plain function at a time, and may be killed whatever that function does.
+
+It is a fresh interpreter with the project's settings and tasks, started by `children.py` with one end of a socket pair.
+Tuples go over that: runs, and what the parent knows of them, come in; what a function says and how it ends go out.
+A thread listens, so that the function hears of a cancel, and so that a child whose parent is gone does not live on.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import ctypes
+import os
+import signal
+import sys
+import threading
+from asyncio import CancelledError
+from multiprocessing.connection import Connection
+from queue import Empty, SimpleQueue
+from time import monotonic, sleep
+from typing import Any, NoReturn
+from uuid import UUID
+
+from django_dhara import execution, hygiene, registry
+from django_dhara.compat import task_backends
+from django_dhara.conf import Options
+from django_dhara.errors import LeaseLost
+from django_dhara.execution import Run
+from django_dhara.lifecycle import Claim
+from django_dhara.states import Outcome
+
+#: With nothing to do for so many seconds a child closes its connections, as an idle thread does.
+IDLE_SECONDS = 60.0
+#: From the end of the parent to the end of a child that is idle, and takes its leave.
+LEAVE_SECONDS = 1.0
+_PR_SET_PDEATHSIG = 1
+
+
+def main(socket: int) -> None:
+    """The life of a child, with Django set up; `socket` is the descriptor that it inherited."""
+    _die_with_parent()
+    for number in (signal.SIGINT, signal.SIGTERM):  # a supervisor tells the whole group; when to stop the parent says
+        signal.signal(number, lambda *_: None)
+    registry.discover()
+    hygiene.watch()
+    os.set_inheritable(socket, False)  # not for the programs that functions start
+    Child(Connection(socket)).serve()
+
+
+def _die_with_parent() -> None:
+    """Where the kernel can (Linux), it ends a child that spins in C when its parent was killed. Elsewhere, and for the
+    rest, the listening thread does it."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+class Child:
+    """The child's side of the pipe."""
+
+    def __init__(self, connection: Connection[Any, Any]) -> None:
+        self._connection = connection
+        self._pid = os.getpid()
+        self._sending = threading.Lock()
+        self._orders: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[int, bool]] = SimpleQueue()
+        self._asked = 0
+        self._asking = threading.Lock()
+        #: The run whose function is being called, and the one that is to be stopped.
+        self._current: Run | None = None
+        self._unwanted: Run | None = None
+        #: What the parent has said of this run, maybe while its function was still being imported.
+        self._known: tuple[bool, ...] = ()
+        self._context = contextvars.copy_context()
+
+    def serve(self) -> None:
+        """Run what comes until the parent closes the pipe."""
+        signal.signal(signal.SIGTERM, self._on_stop)
+        threading.Thread(target=self._listen, name="dhara-parent", daemon=True).start()
+        self._send("ready")
+        while (order := self._next_order()) is not None:
+            self._context.copy().run(self._run, *order)
+
+    def _next_order(self) -> tuple[Any, ...] | None:
+        try:
+            return self._orders.get(timeout=IDLE_SECONDS)
+        except Empty:
+            hygiene.close_all()
+            return self._orders.get()
+
+    def _run(self, claim: Claim, worker: UUID, alias: str, options: Options) -> None:
+        self._send("begun")
+        run = Run(
+            claim=claim,
+            worker=worker,
+            backend=type(task_backends[alias]),
+            alias=alias,
+            options=options,
+            reporter=self,
+            lease_ends=float("inf"),
+        )
+        run.outcome = execution.prepare(run)
+        if run.outcome is None:
+            hygiene.before_run()
+            run.outcome = self._call(run)
+            hygiene.after_run(claim.function)
+        self._send("ended", run.outcome, run.settled, run.unknown)
+
+    def _call(self, run: Run) -> Outcome:
+        run.started = monotonic()
+        try:
+            self._current = run
+            if self._known:
+                self._hear(run, *self._known)
+            return execution.execute(run)
+        except BaseException as error:  # noqa: BLE001 - it was stopped on the edge of the function
+            return execution.judge(run, error)
+        finally:
+            self._current = None
+
+    # ------------------------------------------------------------------------------------------ the run's `Reporter`
+
+    def progress(self, run: Run, text: str) -> None:
+        """To the parent, which writes it."""
+        self._send("progress", text)
+
+    def checkpoint(self, run: Run, text: str) -> None:
+        """To the parent, which writes it and says whether it could."""
+        with self._asking:
+            self._asked += 1
+            self._send("checkpoint", self._asked, text)
+            number, accepted = 0, False
+            while number != self._asked:  # an older answer is one that a stopped run did not wait for
+                number, accepted = self._answers.get()
+        if not accepted:
+            raise LeaseLost(f"task {run.claim.id} is no longer this run's; the checkpoint was not stored")
+
+    # --------------------------------------------------------------------------------------------------- the pipe
+
+    def _send(self, *message: Any) -> None:
+        if os.getpid() != self._pid:
+            os._exit(1)  # a fork that a function let run on into our code; how the run ends the original says
+        with self._sending:
+            try:
+                self._connection.send(message)
+            except OSError:
+                os._exit(1)
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                kind, *words = self._connection.recv()
+            except (EOFError, OSError):
+                self._leave()
+            if kind == "run":
+                self._known = ()
+                self._orders.put(tuple(words))
+            elif kind == "answer":
+                self._answers.put((words[0], words[1]))
+            else:
+                self._known = tuple(words)
+                if self._current is not None:
+                    self._hear(self._current, *words)
+
+    def _hear(self, run: Run, stops: bool, stopping: bool, at_risk: bool) -> None:
+        run.stopping, run.at_risk = stopping, at_risk
+        if stops and not run.canceled:
+            run.canceled = True
+            self._unwanted = run
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+    def _on_stop(self, number: int, frame: Any) -> None:
+        """In the main thread, between two steps of the function: what `async def` functions get, plain ones get too."""
+        run, self._unwanted = self._unwanted, None
+        if run is not None and run is self._current:
+            raise CancelledError
+
+    def _leave(self) -> NoReturn:
+        """The parent is gone, or has closed the pipe."""
+        if self._current is None:
+            self._orders.put(None)
+            sleep(LEAVE_SECONDS)
+        os._exit(1)
