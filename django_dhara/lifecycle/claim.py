@@ -252,7 +252,7 @@ claimed AS (
     SET state = 'RUNNING', lease = task.lease + 1, worker_id = %(worker)s,
         lease_until = statement_timestamp() + make_interval(secs => %(lease)s),
         attempted_at = statement_timestamp(), started_at = coalesce(task.started_at, statement_timestamp())
-    FROM chosen WHERE task.id = chosen.id
+    WHERE id = ANY (ARRAY(SELECT id FROM chosen))
     RETURNING task.id, task.lease, task.function, task.queue, task.priority, task.payload::text, task.failures,
               task.lost, task.interrupted, task.snoozed, task.max_attempts, task.timeout, task.idempotency_key,
               task.metadata::text, task.checkpoint::text, task.cancel_requested_at IS NOT NULL, task.enqueued_at,
