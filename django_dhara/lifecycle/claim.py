@@ -233,12 +233,13 @@ due AS MATERIALIZED (
 ),
 trusted AS MATERIALIZED (SELECT leg.* FROM due CROSS JOIN LATERAL ({leg}) AS leg LIMIT %(limit)s),
 generous AS MATERIALIZED (
-    SELECT last.* FROM due JOIN (
+    SELECT queue, priority, run_at, id, room FROM (
         SELECT DISTINCT ON (queue, priority) queue, priority, run_at, id,
                count(*) OVER (PARTITION BY queue, priority) AS taken,
                %(limit)s - count(*) OVER (ORDER BY priority DESC) AS room
-        FROM trusted ORDER BY queue, priority, run_at DESC, id DESC) AS last USING (queue, priority)
-    WHERE taken = share AND room > 0 ORDER BY priority DESC
+        FROM trusted ORDER BY queue, priority, run_at DESC, id DESC) AS last
+    WHERE room > 0 AND (queue, priority, taken) IN (SELECT queue, priority, share FROM due)
+    ORDER BY priority DESC
 ),
 rest AS MATERIALIZED (SELECT leg.* FROM generous CROSS JOIN LATERAL ({rest}) AS leg LIMIT %(limit)s),
 suspect AS MATERIALIZED ({suspect}),

@@ -214,9 +214,9 @@ beat AS (
     UPDATE dhara_worker SET heartbeat_at = statement_timestamp()
     WHERE id = (SELECT id FROM dhara_worker WHERE id = %(worker)s FOR NO KEY UPDATE SKIP LOCKED)
 )
-SELECT mine.id, mine.lease, renewed.id IS NOT NULL, coalesce(task.state = 'RUNNING', false)
-FROM mine LEFT JOIN renewed ON renewed.id = mine.id AND renewed.lease = mine.lease
-     LEFT JOIN dhara_task AS task ON task.id = mine.id AND task.lease = mine.lease
+SELECT mine.id, mine.lease, (mine.id, mine.lease) IN (SELECT id, lease FROM renewed),
+       coalesce(task.state = 'RUNNING', false)
+FROM mine LEFT JOIN dhara_task AS task ON task.id = mine.id AND task.lease = mine.lease
 UNION ALL
 SELECT NULL, NULL, EXISTS (SELECT FROM dhara_worker WHERE id = %(worker)s), NULL
 """

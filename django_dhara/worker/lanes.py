@@ -3,7 +3,8 @@
 As long as somebody holds an old snapshot (a dump, a report, a forgotten transaction), PostgreSQL cannot remove the
 index entries of claimed tasks, and a claim that began at the head of its lane would walk over every one of them. What
 comes in behind a place waits for the next whole look: a task whose transaction took long to commit, one that was handed
-back. A place is never younger than `lifecycle.claim.LATE_SECONDS`, and whole looks are as frequent as they are cheap.
+back. A place is never younger than `lifecycle.claim.LATE_SECONDS`, and whole looks are as frequent as they are cheap:
+some milliseconds apart as a rule, a second when a hundred milliseconds of dead entries have gathered.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from time import monotonic
 
 from django_dhara.lifecycle import View
 
-#: Between two whole looks: so many times as long as the last one took, but no more than so many seconds.
-PAUSE_RATIO, MOST_SECONDS = 20.0, 1.0
+#: Between two whole looks: so many times as long as the last one took.
+PAUSE_RATIO = 10.0
 
 
 class Lanes:
@@ -42,4 +43,4 @@ class Lanes:
         self._view = view
         if self.saw_all:
             now = monotonic()
-            self.whole_at = now + min((now - self._asked_at) * PAUSE_RATIO, MOST_SECONDS)
+            self.whole_at = now + (now - self._asked_at) * PAUSE_RATIO
