@@ -8,7 +8,7 @@ kind), before ANALYZE and after one that saw nothing run.
 import json
 import re
 from functools import partial
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 from django.db import connection
@@ -16,7 +16,9 @@ from psycopg import sql
 
 from django_dhara import lifecycle
 from django_dhara.lifecycle import Ending, Wanted
+from django_dhara.lifecycle.claim import WHOLE
 from django_dhara.models import Queue, Task
+from django_dhara.sql import on
 from django_dhara.states import Completed, State
 from tests.rows import MAX_INTERRUPTED, MAX_LOST, WORKER
 
@@ -95,9 +97,17 @@ SHAPES = [finished_rows, a_backlog, scheduled_in_front, fifty_queues, grown_sinc
 # ----------------------------------------------------------------------------------------------- the statements
 
 
-def claim(execute, limit, wanted, view=lifecycle.View()):
+def claim(execute, limit, wanted, view=WHOLE):
     lifecycle.claim(
-        execute, "default", wanted, uuid4(), limit=limit, suspects=1, lease_seconds=60.0, unknown=["a.b", "a.c"], view=view
+        execute,
+        "default",
+        wanted,
+        uuid4(),
+        limit=limit,
+        suspects=1,
+        lease_seconds=60.0,
+        unknown=["a.b", "a.c"],
+        view=view,
     )
 
 
@@ -121,9 +131,7 @@ def sweep(execute):
 
 
 def prune(execute):
-    lifecycle.prune(
-        execute, "default", "default", State.COMPLETED, older_than=60.0, keyed_older_than=60.0, limit=500
-    )
+    lifecycle.prune(execute, "default", "default", State.COMPLETED, older_than=60.0, keyed_older_than=60.0, limit=500)
 
 
 def in_bulk(verb, state, execute):
@@ -233,7 +241,9 @@ def complaints(when):
             told = f"{name}, {mode} plan, {when}: {plan.pages} pages, {plan.rows:.0f} rows"
             if plan.scans_whole:
                 yield f"{told}, a sequential scan"
-            elif plan.spilled or plan.pages > PAGES_PER_TASK * tasks + PAGES or plan.rows > ROWS_PER_TASK * tasks + ROWS:
+            elif (
+                plan.spilled or plan.pages > PAGES_PER_TASK * tasks + PAGES or plan.rows > ROWS_PER_TASK * tasks + ROWS
+            ):
                 yield told
 
 
@@ -258,3 +268,25 @@ def test_no_statement_costs_more_because_the_table_is_large(without_statistics, 
     fill(RUNNING, State.RUNNING)
     found += complaints("after ANALYZE")
     assert not found, "\n".join(["", *found])
+
+
+def test_while_a_snapshot_is_held_a_look_from_its_place_walks_over_no_claimed_task(without_statistics, other_session):
+    wanted = Wanted("default", ("default",))
+    fill(40_000)
+    with other_session.cursor() as cursor:
+        cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        cursor.execute("SELECT count(*) FROM dhara_task")
+    claimed = "SET state = 'COMPLETED', finished_at = now()"
+    for left in (1000, 0):
+        run(f"UPDATE dhara_task {claimed} WHERE state = 'PENDING' AND run_at < now() - make_interval(secs => {left})")
+        haul = lifecycle.claim(on("default"), "default", wanted, WORKER, limit=1, suspects=1, lease_seconds=60.0)
+        assert len(haul.claims) == bool(left)
+        for mode in ("custom", "generic"):
+            whole = explain(partial(claim, limit=10, wanted=wanted), mode)
+            again = explain(partial(claim, limit=10, wanted=wanted, view=haul.view), mode)
+            unknown = explain(partial(claim, limit=10, wanted=wanted, view=haul.view._replace(places="[]")), mode)
+            assert whole.pages > 1500, whole.pages
+            assert again.pages < 500, again.pages
+            assert unknown.pages < 1200 or left, unknown.pages
+    with other_session.cursor() as cursor:
+        cursor.execute("ROLLBACK")

@@ -77,6 +77,9 @@ class View(NamedTuple):
         return self.since == "-infinity"
 
 
+WHOLE = View()
+
+
 class Haul(NamedTuple):
     """What a claim brought: tasks in the order to start them, commands, and seconds until the next one is due.
 
@@ -108,7 +111,7 @@ def claim(
     suspects: int,
     lease_seconds: float,
     unknown: Collection[str] = (),
-    view: View = View(),  # noqa: B008 - a tuple
+    view: View = WHOLE,
 ) -> Haul:
     """pending -> running: at most `limit` ready tasks become this worker's, and its commands are read on the way.
 
@@ -139,7 +142,7 @@ def claim(
     claims.sort(key=lambda claim: (-claim.priority, claim.run_at, claim.id))
     [(told, since, places)] = [row[:3] for row in rows if row[0] is not None]
     notes = json.loads(told)
-    seen = View() if places is None else View(since, places)
+    seen = WHOLE if places is None else View(since, places)
     return Haul(claims, [_order(*order) for order in notes["orders"] or ()], notes["due_in"], seen if limit else view)
 
 
@@ -201,11 +204,12 @@ LATE_SECONDS = 0.25
 #: Lanes in which nobody has waited for so many seconds are forgotten, and with more lanes than that all of them are.
 EMPTY_SECONDS, MOST_LANES = 600, 1000
 
-#: `served` is each lane with the first that waits in it, and so the place from which to look the next time. Each due lane
-#: is asked in turn, the highest priority first and equal ones in random order with equal shares, until `limit` tasks are
-#: locked. What some leave of their shares goes to the others of that priority (`rest`) before a lower one gets any.
-#: Suspects stand in an index of their own. Locked rows of other workers are skipped, and a row that somebody claimed
-#: meanwhile is looked at again under its lock and no longer matches.
+#: `served` is each lane with the first that waits in it, and so the place from which to look the next time. Each due
+#: lane is asked in turn, the highest priority first and equal ones in random order with equal shares, until `limit`
+#: tasks are locked. What some leave of their shares goes to the others of that priority (`rest`), before a lower one
+#: gets any. Suspects stand in an index of their own. Locked rows of other workers are skipped, and a row that somebody
+#: claimed meanwhile is looked at again under its lock and no longer matches. The rows are updated by a list of ids, which
+#: the planner always takes for a short one: it goes to each by its key, whatever it believes about the rest.
 _STATEMENT = """/* dhara:claim */
 WITH RECURSIVE place AS MATERIALIZED (
     SELECT queue, priority, least(run_at, %(since)s::timestamptz) AS run_at, id, seen_at
@@ -318,7 +322,5 @@ def _unless(text_: str) -> Any:
 
 def _leg(mine: Any, alias: str, lane: str, begins: str, *, limit: str) -> str:
     """The ready tasks of one row of the CTE `lane`."""
-    tasks = mine.trusted().filter(
-        condition(begins), queue=text(f"{lane}.queue"), priority=number(f"{lane}.priority")
-    )
+    tasks = mine.trusted().filter(condition(begins), queue=text(f"{lane}.queue"), priority=number(f"{lane}.priority"))
     return compiled(tasks.order_by("run_at", "id"), alias, limit=limit)

@@ -1,4 +1,4 @@
-"""Where a worker looks for tasks: from the place on where each lane began at its last look, and now and then everywhere.
+"""Where a worker looks for tasks: in each lane from where it began at the last look, and now and then everywhere.
 
 As long as somebody holds an old snapshot (a dump, a report, a forgotten transaction), PostgreSQL cannot remove the
 index entries of claimed tasks, and a claim that began at the head of its lane would walk over every one of them. What
