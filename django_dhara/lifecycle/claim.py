@@ -208,8 +208,8 @@ EMPTY_SECONDS, MOST_LANES = 600, 1000
 #: lane is asked in turn, the highest priority first and equal ones in random order with equal shares, until `limit`
 #: tasks are locked. What some leave of their shares goes to the others of that priority (`rest`), before a lower one
 #: gets any. Suspects stand in an index of their own. Locked rows of other workers are skipped, and a row that somebody
-#: claimed meanwhile is looked at again under its lock and no longer matches. The rows are updated by a list of ids, which
-#: the planner always takes for a short one: it goes to each by its key, whatever it believes about the rest.
+#: claimed meanwhile is looked at again under its lock and no longer matches. The rows are updated by a list of ids: the
+#: planner takes every list for a short one and goes to each row by its key, whatever it believes about the rest.
 _STATEMENT = """/* dhara:claim */
 WITH RECURSIVE place AS MATERIALIZED (
     SELECT queue, priority, least(run_at, %(since)s::timestamptz) AS run_at, id, seen_at
@@ -235,21 +235,23 @@ due AS MATERIALIZED (
     FROM served WHERE is_open AND run_at <= statement_timestamp()
     ORDER BY priority DESC, random()
 ),
-trusted AS MATERIALIZED (SELECT leg.* FROM due CROSS JOIN LATERAL ({leg}) AS leg LIMIT %(limit)s),
+trusted AS MATERIALIZED (
+    SELECT leg.*, due.share FROM due CROSS JOIN LATERAL ({leg}) AS leg LIMIT %(limit)s
+),
 generous AS MATERIALIZED (
     SELECT queue, priority, run_at, id, room FROM (
-        SELECT DISTINCT ON (queue, priority) queue, priority, run_at, id,
+        SELECT DISTINCT ON (queue, priority) *,
                count(*) OVER (PARTITION BY queue, priority) AS taken,
                %(limit)s - count(*) OVER (ORDER BY priority DESC) AS room
         FROM trusted ORDER BY queue, priority, run_at DESC, id DESC) AS last
-    WHERE room > 0 AND (queue, priority, taken) IN (SELECT queue, priority, share FROM due)
-    ORDER BY priority DESC
+    WHERE taken = share AND room > 0 ORDER BY priority DESC
 ),
 rest AS MATERIALIZED (SELECT leg.* FROM generous CROSS JOIN LATERAL ({rest}) AS leg LIMIT %(limit)s),
 suspect AS MATERIALIZED ({suspect}),
 chosen AS MATERIALIZED (
-    SELECT id FROM (SELECT false AS is_rest, * FROM trusted UNION ALL SELECT true, * FROM rest
-                    UNION ALL SELECT false, * FROM suspect) AS candidate
+    SELECT id FROM (SELECT id, priority, run_at, false AS is_rest FROM trusted
+                    UNION ALL SELECT id, priority, run_at, true FROM rest
+                    UNION ALL SELECT id, priority, run_at, false FROM suspect) AS candidate
     ORDER BY priority DESC, is_rest, run_at, id LIMIT %(limit)s
 ),
 claimed AS (
