@@ -617,6 +617,25 @@ def test_a_claim_of_one_starves_no_queue_of_that_priority(run):
     assert all(taken.count(f"q{n}") >= 5 for n in range(4))
 
 
+def test_what_a_queue_leaves_of_its_share_goes_to_the_others_of_its_priority_first(run):
+    for n in range(20):
+        a_task(queue="long", run_at=ago(100 - n))
+        a_task(queue="low", priority=-1, run_at=ago(1000))
+    a_task(queue="short")
+    taken = [claimed.queue for claimed in claim(run, limit=10).claims]
+    assert (taken.count("short"), taken.count("long")) == (1, 9)
+
+
+def test_many_nearly_empty_queues_do_not_make_a_claim_small(run):
+    Task.objects.bulk_create(_rows(300))
+    for n in range(30):
+        a_task(queue=f"trickle {n}")
+    taken = [claimed.queue for claimed in claim(run, limit=200).claims]
+    assert len(taken) == 200
+    assert sum(queue.startswith("trickle") for queue in taken) == 30
+    assert all(taken.count(f"q{n}") >= 7 for n in range(3))  # a share is a 33rd of 200
+
+
 def test_a_queue_that_is_nearly_empty_leaves_its_share_to_higher_and_lower_priorities(run):
     high, low = [a_task(priority=9) for _ in range(3)], [a_task(queue="low") for _ in range(20)]
     taken = ids(claim(run, limit=10).claims)

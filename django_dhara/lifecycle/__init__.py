@@ -17,7 +17,7 @@ The rules that make them safe against each other:
 Each takes `execute`, which runs the statement: on the worker's own session, or on Django's connection (`sql.on`).
 """
 
-from django_dhara.lifecycle.claim import Claim, Haul, Order, Wanted, claim
+from django_dhara.lifecycle.claim import Claim, Haul, Order, View, Wanted, claim
 from django_dhara.lifecycle.operator import Answer, Tally, cancel, cancel_all, revive, revive_all, run_now, run_now_all
 from django_dhara.lifecycle.reaper import Rescued, count_expired, prune, rescue
 from django_dhara.lifecycle.runs import (
@@ -43,6 +43,7 @@ __all__ = [
     "Rescued",
     "Settled",
     "Tally",
+    "View",
     "Wanted",
     "cancel",
     "cancel_all",

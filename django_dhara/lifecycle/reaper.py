@@ -87,8 +87,8 @@ def _rescue(alias: str) -> str:
 #: Attempts go with their task; there is no foreign key that could do it.
 _PRUNE = """/* dhara:prune */
 WITH held AS MATERIALIZED ({finished}),
-gone AS (DELETE FROM dhara_task AS task USING held WHERE task.id = held.id RETURNING task.id),
-history AS (DELETE FROM dhara_attempt USING gone WHERE dhara_attempt.task_id = gone.id)
+gone AS (DELETE FROM dhara_task WHERE id = ANY (ARRAY(SELECT id FROM held)) RETURNING id),
+history AS (DELETE FROM dhara_attempt WHERE task_id = ANY (ARRAY(SELECT id FROM gone)))
 SELECT count(*) FROM gone
 """
 

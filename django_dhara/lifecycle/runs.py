@@ -48,11 +48,14 @@ class Settled(NamedTuple):
     refused: bool = False
 
 
+#: Of the rows named by a list, those that run. The state comes with the list, out of the planner's sight: knowing it,
+#: the planner would read the index of all running tasks, and wherever it believes that few run, once for each row.
+#:
 #: `next` is decided in the statement, under the row's lock: a cancel may have come after the claim. Of a run that was
 #: asked to stop only a success counts. An interrupted or handed back task keeps its `run_at`, and so its place.
 _SETTLE = """/* dhara:settle */
 WITH ending AS MATERIALIZED (
-    SELECT * FROM unnest(
+    SELECT *, 'RUNNING' AS state FROM unnest(
         %(id)s::uuid[], %(lease)s::bigint[], %(verb)s::text[], %(seconds)s::float8[], %(delay)s::float8[],
         %(result)s::text[]::jsonb[], %(class)s::text[], %(message)s::text[], %(traceback)s::text[],
         %(fingerprint)s::text[]) WITH ORDINALITY
@@ -69,7 +72,7 @@ held AS MATERIALIZED (
                 WHEN ending.verb = 'interrupt' AND task.interrupted + 1 >= %(max_interrupted)s THEN 'DEAD'
                 ELSE 'PENDING' END AS next
     FROM dhara_task AS task JOIN ending ON task.id = ending.id AND task.lease = ending.lease
-    WHERE task.state = 'RUNNING'
+    WHERE task.state = ending.state
     ORDER BY task.id FOR NO KEY UPDATE OF task SKIP LOCKED
 ),
 settled AS (
@@ -92,7 +95,7 @@ settled AS (
                             WHEN task.started_at <> task.attempted_at THEN task.attempted_at END,
         started_at = CASE WHEN task.started_at <> task.attempted_at THEN task.started_at
                           ELSE statement_timestamp() - make_interval(secs => held.seconds) END
-    FROM held WHERE task.id = held.id AND task.lease = held.lease AND task.state = 'RUNNING'
+    FROM held WHERE task.id = held.id AND task.lease = held.lease AND task.state = held.state
     RETURNING task.id, task.lease, task.state, task.failures + task.lost AS number, task.attempted_at,
               held.nr, held.failed, held.verb, held.class, held.message, held.traceback, %(worker)s::uuid AS worker_id
 ),
@@ -201,23 +204,25 @@ class Renewal(NamedTuple):
 
 #: The worker's own row is skipped if somebody has it locked: it is for people, and must not cost a lease.
 _RENEW = """/* dhara:renew */
-WITH mine AS MATERIALIZED (SELECT * FROM unnest(%(id)s::uuid[], %(lease)s::bigint[]) AS mine(id, lease)),
+WITH mine AS MATERIALIZED (
+    SELECT *, 'RUNNING' AS state FROM unnest(%(id)s::uuid[], %(lease)s::bigint[]) AS mine(id, lease)
+),
 held AS MATERIALIZED (
-    SELECT task.id, task.lease FROM dhara_task AS task JOIN mine ON task.id = mine.id AND task.lease = mine.lease
-    WHERE task.state = 'RUNNING' ORDER BY task.id FOR NO KEY UPDATE OF task SKIP LOCKED
+    SELECT mine.* FROM dhara_task AS task JOIN mine ON task.id = mine.id AND task.lease = mine.lease
+    WHERE task.state = mine.state ORDER BY task.id FOR NO KEY UPDATE OF task SKIP LOCKED
 ),
 renewed AS (
     UPDATE dhara_task AS task SET lease_until = statement_timestamp() + make_interval(secs => %(seconds)s)
-    FROM held WHERE task.id = held.id AND task.lease = held.lease AND task.state = 'RUNNING'
+    FROM held WHERE task.id = held.id AND task.lease = held.lease AND task.state = held.state
     RETURNING task.id, task.lease
 ),
 beat AS (
     UPDATE dhara_worker SET heartbeat_at = statement_timestamp()
     WHERE id = (SELECT id FROM dhara_worker WHERE id = %(worker)s FOR NO KEY UPDATE SKIP LOCKED)
 )
-SELECT mine.id, mine.lease, renewed.id IS NOT NULL, coalesce(task.state = 'RUNNING', false)
-FROM mine LEFT JOIN renewed ON renewed.id = mine.id AND renewed.lease = mine.lease
-     LEFT JOIN dhara_task AS task ON task.id = mine.id AND task.lease = mine.lease
+SELECT mine.id, mine.lease, (mine.id, mine.lease) IN (SELECT id, lease FROM renewed),
+       coalesce(task.state = 'RUNNING', false)
+FROM mine LEFT JOIN dhara_task AS task ON task.id = mine.id AND task.lease = mine.lease
 UNION ALL
 SELECT NULL, NULL, EXISTS (SELECT FROM dhara_worker WHERE id = %(worker)s), NULL
 """
@@ -256,16 +261,17 @@ class Report(NamedTuple):
 
 _REPORT = """/* dhara:report */
 WITH report AS MATERIALIZED (
-    SELECT * FROM unnest(%(id)s::uuid[], %(lease)s::bigint[], %(progress)s::text[]::jsonb[],
-                         %(checkpoint)s::text[]::jsonb[]) AS report(id, lease, progress, checkpoint)
+    SELECT *, 'RUNNING' AS state
+    FROM unnest(%(id)s::uuid[], %(lease)s::bigint[], %(progress)s::text[]::jsonb[], %(checkpoint)s::text[]::jsonb[])
+         AS report(id, lease, progress, checkpoint)
 ),
 held AS MATERIALIZED (
     SELECT report.* FROM dhara_task AS task JOIN report ON task.id = report.id AND task.lease = report.lease
-    WHERE task.state = 'RUNNING' ORDER BY task.id FOR NO KEY UPDATE OF task SKIP LOCKED
+    WHERE task.state = report.state ORDER BY task.id FOR NO KEY UPDATE OF task SKIP LOCKED
 )
 UPDATE dhara_task AS task
 SET progress = coalesce(held.progress, task.progress), checkpoint = coalesce(held.checkpoint, task.checkpoint)
-FROM held WHERE task.id = held.id AND task.lease = held.lease AND task.state = 'RUNNING'
+FROM held WHERE task.id = held.id AND task.lease = held.lease AND task.state = held.state
 RETURNING task.id, task.lease
 """
 

@@ -26,6 +26,7 @@ from django_dhara.worker import orders, presence
 from django_dhara.worker.alarm import Alarm
 from django_dhara.worker.ears import Ears
 from django_dhara.worker.hand import Hand
+from django_dhara.worker.lanes import Lanes
 from django_dhara.worker.reports import Reports
 from django_dhara.worker.session import Busy, Disconnected, Session
 from django_dhara.worker.settling import Settler
@@ -99,6 +100,7 @@ class Worker:
         self._connected_at = monotonic()
         #: Kinds of tasks (see `Demand`) of which the last claim found none.
         self._known_empty: set[str] = set()
+        self._lanes = Lanes()
         self._looks_ahead, self._pauses_until = 0, 0.0
         self._is_stopping, self._signals = False, 0
         self._drain_ends: float | None = None
@@ -219,15 +221,23 @@ class Worker:
             suspects=demand.suspects,
             lease_seconds=self.options.lease_seconds,
             unknown=demand.left_out,
+            view=self._lanes.look(),
         )
+        if demand.limit:
+            self._lanes.learn(haul.view)
         if self._tasks_left is not None:
             self._tasks_left -= len(haul.claims)
         self._hand.take(haul.claims, asked + self.options.lease_seconds)
+        self._pauses_until = 0.0
         if haul.claims:
             self._known_empty.clear()
-        elif demand.limit:  # else nobody has looked
+        elif demand.limit and self._lanes.saw_all:  # else nobody has looked everywhere
             self._known_empty |= demand.kinds
+        elif demand.limit:
+            self._pauses_until = self._lanes.whole_at
         self._claim_at = self._next_poll(haul.due_in)
+        if self._pauses_until:
+            self._claim_at = min(self._claim_at, self._pauses_until)
         orders.obey(self._session.execute, haul.orders, self._hand, self.stop)
 
     def _listen(self) -> None:
@@ -341,6 +351,7 @@ class Worker:
             logger.warning("Worker %s has the database again", self.presence.name)
         self._is_registered, self._is_away, self._connect_pause = True, False, CONNECT_SECONDS
         self._known_empty.clear()
+        self._lanes.forget()
         self._claim_at = 0.0
         self._strays_at = [monotonic(), monotonic() + self._session.deadline_seconds]
         return True

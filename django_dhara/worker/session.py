@@ -181,7 +181,12 @@ def _prepare(connection: _Connection) -> None:
     if pid == connection.info.backend_pid:
         # A pooler tells a number of its own making, and would hand our setting on to others.
         limit = str(max(int(session.deadline_seconds * SERVER_SHARE * 1000), 1))
-        connection.execute("SELECT set_config('statement_timeout', %s, false)", [limit])
+        # Our statements have one right plan, whatever their values; to plan a claim anew takes as long as to claim 50.
+        connection.execute(
+            "SELECT set_config('statement_timeout', %s, false), "
+            "set_config('plan_cache_mode', 'force_generic_plan', false), set_config('jit', 'off', false)",
+            [limit],
+        )
 
 
 def _is_server_side(error: psycopg.Error) -> bool:

@@ -19,7 +19,7 @@ def calls(database):
     except psycopg.Error as error:
         pytest.skip(f"needs a server with pg_stat_statements: {error}")
     statement = (
-        "SELECT query LIKE '%RECURSIVE lane%', sum(calls)::int FROM pg_stat_statements"
+        "SELECT query LIKE '%RECURSIVE place%', sum(calls)::int FROM pg_stat_statements"
         " WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())"
         " AND query NOT LIKE '%clock_timestamp()%' AND query NOT LIKE '%pg_stat_statements%' GROUP BY 1"
     )
