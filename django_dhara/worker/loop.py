@@ -121,6 +121,8 @@ class Worker:
         try:
             while not self._is_done():
                 self._turn()
+                if not self._is_done():  # a burst does not wait for its last poll
+                    self._alarm.wait(self._next_due() - monotonic(), self._ears.socket, self._has_news)
         except BaseException:
             self.exit_code = 1
             raise
@@ -158,7 +160,6 @@ class Worker:
                 self._speak()
         except Disconnected as error:
             self._on_disconnected(error)
-        self._alarm.wait(self._next_due() - monotonic(), self._ears.socket, self._has_news)
 
     def _has_news(self) -> bool:
         return (
