@@ -7,10 +7,13 @@ contender's own environment and reads what happened from the database.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 Ecosystem = Literal["ours", "python", "node"]
+#: SQL that gives one number, or, for a queue outside PostgreSQL, a function of the driver's environment variables.
+Count = str | Callable[[Mapping[str, str]], int]
 
 
 @dataclass(frozen=True)
@@ -25,14 +28,13 @@ class Contender:
         requirements: Pinned packages of its environment: for pip, or for
             npm when ``ecosystem`` is ``"node"``.
         ecosystem: ``"ours"`` runs in the interpreter of the suite.
-        remaining: SQL that gives one number: the tasks not finished yet.
+        remaining: The tasks not finished yet.
         settings: One line for ``RESULTS.md``: what it was run with.
-        needs_redis: Whether a Redis server is started for it, with its URL
-            in ``BENCH_REDIS``; ``remaining`` then is asked of the database
-            all the same.
+        needs_redis: Whether a Redis server is started for it, empty for each
+            measurement, with its URL in ``BENCH_REDIS``.
         slow: The share of a workload's tasks that it is given, so that a
             slow queue does not take an hour.
-        done: SQL that gives one number: the tasks that ended in success.
+        done: The tasks that ended in success, counted as ``remaining`` is.
             Empty: the queue does not keep it.
     """
 
@@ -40,8 +42,8 @@ class Contender:
     driver: tuple[str, ...]
     requirements: tuple[str, ...]
     ecosystem: Ecosystem
-    remaining: str
+    remaining: Count
     settings: str
     needs_redis: bool = False
     slow: float = 1.0
-    done: str = ""
+    done: Count = ""
