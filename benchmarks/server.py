@@ -66,7 +66,8 @@ class Server:
     def environment(self, database: str) -> dict[str, str]:
         """The environment variables that tell a driver of one of the databases here."""
         given = {**conninfo_to_dict(self.dsn), "dbname": database}
-        return {"BENCH_DSN": _url(given), **{_VARIABLES[name]: str(given[name]) for name in _VARIABLES if name in given}}
+        split = {_VARIABLES[name]: str(value) for name, value in given.items() if name in _VARIABLES}
+        return {"BENCH_DSN": _url(given), **split}
 
     def create(self, database: str, template: str = "") -> None:
         """Make a database, empty or as a copy of `template`; it is dropped at the end at the latest."""
@@ -144,4 +145,3 @@ def _url(given: dict[str, Any]) -> str:
 
 def _without_empty(url: str) -> dict[str, Any]:
     return {name: value for name, value in conninfo_to_dict(url).items() if value}
-

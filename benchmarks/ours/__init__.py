@@ -22,6 +22,6 @@ BARE = Contender(
     ecosystem="ours",
     remaining=_REMAINING,
     done=_DONE,
-    settings="the limit: psycopg, prepared, autocommit; W1: django_dhara's claim and settle, 500 at a time, no function "
-    "is run; W2: INSERT of the same row; W3: COPY of the same rows",
+    settings="the limit: psycopg, prepared, autocommit; W1: django_dhara's claim and settle, 500 at a time, no "
+    "function is run; W2: INSERT of the same row; W3: COPY of the same rows",
 )

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 from uuid import UUID, uuid4
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.ours.settings")
@@ -21,10 +21,10 @@ django.setup()
 import psycopg
 from django.core.management import call_command
 
-from benchmarks.peers import harness
+from benchmarks.peers.shared import harness
 from django_dhara import lifecycle
 from django_dhara.enqueue import uuid7
-from django_dhara.lifecycle import Claim, Ending, Wanted
+from django_dhara.lifecycle import Claim, Ending, Settled, Wanted
 from django_dhara.states import Completed
 
 _BATCH = 500
@@ -57,8 +57,10 @@ class Loop:
     def settle(self, claims: list[Claim]) -> None:
         """Complete what was claimed."""
         endings = [Ending(claim.id, claim.lease, Completed("null"), 0.0) for claim in claims]
-        if endings:
-            lifecycle.settle(self._execute, self._worker, endings, max_interrupted=20)
+        while endings:
+            answers = lifecycle.settle(self._execute, self._worker, endings, max_interrupted=20)
+            # Rows that another's claim is just looking at come again.
+            endings = [ending for ending, answer in zip(endings, answers, strict=True) if answer == Settled(None)]
 
     def _execute(self, statement: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         return self._connection.execute(statement, parameters).fetchall()
@@ -83,7 +85,7 @@ class Producer:
     _INSERT = f"INSERT INTO dhara_task ({', '.join(_COLUMNS)}) VALUES ({_PLACES})"
     _COPY = f"COPY dhara_task ({', '.join(_COLUMNS)}) FROM STDIN"
 
-    def __enter__(self) -> Producer:
+    def __enter__(self) -> Self:
         self._connection = connect()
         return self
 

@@ -1,8 +1,8 @@
 """The driver of our contender: the commands of every driver, and those that only we can be asked for.
 
-    claims COUNT            claim COUNT times 100 tasks, settle them; the seconds of each claim go into bench_call (W7)
-    feed COUNT BACKLOG      enqueue COUNT calls of noop in bulk, never more than BACKLOG ahead of the worker (W8)
-    pace SECONDS RATE       enqueue RATE calls of noop each second, one by one, for SECONDS seconds (W8)
+claims COUNT            claim COUNT times 100 tasks, settle them; the seconds of each claim go into bench_call (W7)
+feed COUNT BACKLOG      enqueue COUNT calls of noop in bulk, never more than BACKLOG ahead of the worker (W8)
+pace SECONDS RATE       enqueue RATE calls of noop each second, one by one, for SECONDS seconds (W8)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from datetime import datetime
-from typing import Any
+from typing import Any, Self
 from uuid import uuid4
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.ours.settings")
@@ -24,7 +24,7 @@ import psycopg
 from django.core.management import call_command, execute_from_command_line
 
 from benchmarks.ours import bare, tasks
-from benchmarks.peers import harness
+from benchmarks.peers.shared import harness
 from django_dhara import enqueue_many
 
 #: Calls that one enqueue_many gets.
@@ -37,7 +37,7 @@ _CLAIM = 100
 class Producer:
     """Enqueues as an application does; the connection is Django's and stays open."""
 
-    def __enter__(self) -> Producer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -55,7 +55,7 @@ class Producer:
 
 
 def _function(name: str) -> Any:
-    return tasks.asleep if name == "sleep" and harness.WORKLOAD == "W5 async" else getattr(tasks, name)
+    return tasks.asleep if name == "sleep" and os.environ.get("BENCH_WORKLOAD") == "W5 async" else getattr(tasks, name)
 
 
 def setup() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from benchmarks.peers import harness
+from benchmarks.peers.shared import harness
 from django_dhara import task
 
 

@@ -1,0 +1,8 @@
+"""The workloads, by name."""
+
+from benchmarks.workloads.drain import W1, W5, W10
+from benchmarks.workloads.enqueue import W2, W3
+from benchmarks.workloads.quiet import W4, W6
+from benchmarks.workloads.workload import Workload
+
+WORKLOADS: dict[str, Workload] = {each.name: each for each in (W1(), W2(), W3(), W4(), W5(), W6(), W10())}
