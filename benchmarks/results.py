@@ -40,8 +40,8 @@ def render(sections: Sections) -> str:
 
 _HEAD = (
     "Written by `python -m benchmarks` from `results.json`; a workload's section is as of its newest run. Figures are",
-    "medians of the rounds, and ratios are within one run: contenders took turns on the same server. The last column is",
-    "our figure divided by theirs. What each workload does, and by which rules, is in [README.md](README.md).",
+    "medians of the rounds, and ratios are within one run: contenders took turns on the same server. The last column",
+    "is our figure divided by theirs. What each workload does, and by which rules, is in [README.md](README.md).",
 )
 
 

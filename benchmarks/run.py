@@ -73,7 +73,7 @@ class Run:
         for number in range(self._rounds):
             for part, contender in steps(workload, self._contenders, self._scale, number):
                 row = workload.row(contender, part)
-                self._progress.step(" ".join(filter(None, [workload.name, f"round {number + 1}:", row, part])))
+                self._progress.step(f"{workload.name} round {number + 1}: {row} {part if part != row else ''}")
                 if row not in failed:
                     try:
                         outcome = self._measure(workload, contender, part)

@@ -55,7 +55,8 @@ class Server:
         #: The folder of its data, where the disk is timed; empty if it is not on this machine.
         self.data = data
         self._admin = psycopg.connect(dsn, autocommit=True)
-        self._made: list[str] = []
+        #: Databases of this run that are there.
+        self.made: list[str] = []
         self.query("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
 
     def query(self, statement: str | sql.Composed, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -75,7 +76,7 @@ class Server:
         if template:
             # Copied as files, so that neither the copy's WAL nor its dirty pages are left to be written later.
             statement += sql.SQL(" TEMPLATE {} STRATEGY file_copy").format(sql.Identifier(template))
-        self._made.append(database)
+        self.made.append(database)
         self.query(statement)
 
     def freeze(self, database: str) -> None:
@@ -85,8 +86,8 @@ class Server:
     def drop(self, database: str) -> None:
         """Drop it with whoever is connected."""
         self.query(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(database)))
-        if database in self._made:
-            self._made.remove(database)
+        if database in self.made:
+            self.made.remove(database)
 
     def checkpoint(self) -> None:
         """Leave nothing of the past to be written while we measure."""
@@ -103,7 +104,7 @@ class Server:
 
     def close(self) -> None:
         """Drop what was made here."""
-        for database in list(self._made):
+        for database in list(self.made):
             self.drop(database)
         self._admin.close()
 

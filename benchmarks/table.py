@@ -38,7 +38,7 @@ def rows(section: Mapping[str, Any]) -> Iterator[list[str]]:
     metrics = section["metrics"]
     for name, row in section["rows"].items():
         ratio = row["ratios"].get(section["primary"])
-        beside = "" if ratio is None or name == "django-dhara" else f"{ratio:.2f} x"
+        beside = "" if ratio is None or name.startswith("django-dhara") else f"{ratio:.2f} x"
         yield [name, *(figure(row["medians"].get(m["name"]), m["digits"]) for m in metrics), beside]
     for name in section["failed"]:
         if name not in section["rows"]:

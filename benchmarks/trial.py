@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -72,9 +73,11 @@ class Lane:
         finally:
             self.server.drop(database)
 
-    def make_template(self, name: str, statements: Sequence[str]) -> str:
-        """A further template: this contender's with `statements` run in it."""
+    def further_template(self, name: str, statements: Sequence[str]) -> str:
+        """A further template: this contender's with `statements` run in it, when first asked for."""
         template = self._name(name)
+        if template in self.server.made:
+            return template
         self.server.create(template, self.template)
         with psycopg.connect(**self._parameters(template), autocommit=True) as connection:
             for statement in statements:
@@ -196,6 +199,18 @@ class Trial:
             [self.database],
         )
         return Counters(statements - self._asked, commits - self._asked, wal_bytes, full_pages)
+
+    def mean_ms(self, pattern: str) -> float:
+        """What the most frequent statement LIKE `pattern` took on average, by the server's own clock."""
+        rows = self._lane.server.query(
+            """
+            SELECT mean_exec_time FROM pg_stat_statements
+            WHERE query LIKE %s AND dbid = (SELECT oid FROM pg_database WHERE datname = %s)
+            ORDER BY calls DESC LIMIT 1
+            """,
+            [pattern, self.database],
+        )
+        return float(rows[0][0]) if rows else math.nan
 
     def _let_go(self) -> None:
         if self._session is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from datetime import datetime
 from typing import Any, Self
 from uuid import uuid4
 
@@ -24,6 +23,7 @@ import psycopg
 from django.core.management import call_command, execute_from_command_line
 
 from benchmarks.ours import bare, tasks
+from benchmarks.ours.done import Done
 from benchmarks.peers.shared import harness
 from django_dhara import enqueue_many
 
@@ -32,6 +32,8 @@ _CHUNK = 10_000
 #: Those that `feed` sends at a time.
 _MEAL = 2_000
 _CLAIM = 100
+#: Claims before those that count: a worker's statements are prepared once for its life.
+_UNMEASURED = 10
 
 
 class Producer:
@@ -74,45 +76,25 @@ def claims(count: str) -> None:
     seconds = []
     with bare.connect() as connection:
         loop = bare.Loop(connection, uuid4(), _CLAIM)
-        for _ in range(int(count)):
+        for _ in range(_UNMEASURED + int(count)):
             began = time.perf_counter()
             claimed = loop.claim()
             seconds.append((time.perf_counter() - began,))
             loop.settle(claimed)
-        connection.cursor().executemany("INSERT INTO bench_call VALUES (%s)", seconds)
+        connection.cursor().executemany("INSERT INTO bench_call VALUES (%s)", seconds[_UNMEASURED:])
 
 
 def feed(count: str, backlog: str) -> None:
     """Keep the worker fed; how far it is comes from the index of finished tasks, each entry of which is read once."""
     producer, sent = Producer(), 0
     with psycopg.connect(harness.DSN, autocommit=True) as connection:
-        done = _Done(connection)
+        done = Done(lambda statement: connection.execute(statement).fetchall())
         while sent < int(count):
             if sent - done.count() + _MEAL > int(backlog):
                 time.sleep(0.02)
                 continue
             producer.many("noop", min(_MEAL, int(count) - sent))
             sent += _MEAL
-
-
-class _Done:
-    """How many tasks are completed. Those of the last seconds are counted again: they commit in any order."""
-
-    _QUERY = """
-        SELECT count(*) FILTER (WHERE finished_at < now() - interval '2 s'), count(*), now() - interval '2 s'
-        FROM dhara_task WHERE state = 'COMPLETED' AND finished_at >= %s
-    """
-
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self._connection = connection
-        self._settled, self._since = 0, datetime.fromisoformat("2000-01-01T00:00:00+00:00")
-
-    def count(self) -> int:
-        """The number as of now."""
-        [(settled, all_, until)] = self._connection.execute(self._QUERY, [self._since]).fetchall()
-        total = self._settled + all_
-        self._settled, self._since = self._settled + settled, until
-        return total
 
 
 def pace(seconds: str, rate: str) -> None:
