@@ -14,7 +14,7 @@ import celery
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 import harness
 
-app = celery.Celery("benchmark", broker=os.environ["BENCH_REDIS"])
+app = celery.Celery("benchmark", broker=os.environ.get("BENCH_REDIS"))
 app.conf.update(
     task_ignore_result=True,
     task_acks_late=True,

@@ -14,8 +14,9 @@ import time
 import psycopg
 
 DSN = os.environ["BENCH_DSN"]
+WORKLOAD = os.environ.get("BENCH_WORKLOAD", "")
 #: Whether this workload's functions take next to no time, so that a worker may run as many at once as suits it.
-SHORT = os.environ.get("BENCH_WORKLOAD") in {"W1", "W4", "W6", "W7", "W8", "W10"}
+SHORT = WORKLOAD in {"W1", "W4", "W6", "W7", "W8", "W10"}
 _UNMEASURED = 50
 
 _own = threading.local()
