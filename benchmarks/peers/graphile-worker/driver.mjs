@@ -5,7 +5,7 @@ import { parseArgs } from "node:util";
 
 const require = createRequire(import.meta.url); // Unlike `import`, it looks into NODE_PATH.
 const { Logger, makeWorkerUtils, run } = require("graphile-worker");
-const { Client } = require("pg");
+const { Pool } = require("pg");
 
 const connectionString = process.env.BENCH_DSN;
 const SHORT = ["W1", "W4", "W6", "W7", "W8", "W10"].includes(process.env.BENCH_WORKLOAD);
@@ -28,8 +28,7 @@ function settings(slots) {
 }
 
 async function worker(slots) {
-  const own = new Client({ connectionString });
-  await own.connect();
+  const own = new Pool({ connectionString, max: 20 });
   const taskList = {
     noop: () => {},
     sleep: ({ i }) => sleep(50 + ((i * 37) % 151)),

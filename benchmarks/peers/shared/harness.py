@@ -20,6 +20,8 @@ SHORT = WORKLOAD in {"W1", "W4", "W6", "W7", "W8", "W10"}
 _UNMEASURED = 50
 
 _own = threading.local()
+_places = asyncio.Semaphore(20)
+_idle = []
 
 
 def nap(i):
@@ -41,12 +43,12 @@ def stamp(i):
 
 
 async def astamp(i):
-    """Write down when stamp(i) started, over one connection of this process."""
+    """Write down when stamp(i) started, over one of as many connections as a worker with threads would have."""
     at = time.time()
-    if not hasattr(_own, "connecting"):
-        _own.connecting = asyncio.ensure_future(psycopg.AsyncConnection.connect(DSN, autocommit=True))
-    connection = await _own.connecting
-    await connection.execute("INSERT INTO bench_started (i, at) VALUES (%s, %s)", (i, at))
+    async with _places:
+        connection = _idle.pop() if _idle else await psycopg.AsyncConnection.connect(DSN, autocommit=True)
+        await connection.execute("INSERT INTO bench_started (i, at) VALUES (%s, %s)", (i, at))
+        _idle.append(connection)
 
 
 def main(setup, producer, worker, run=asyncio.run):
