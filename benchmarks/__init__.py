@@ -1,0 +1,1 @@
+"""The benchmark suite: ``python -m benchmarks W1 [W2 ...]``."""

@@ -1,0 +1,32 @@
+"""Django settings of our contender: what the documentation recommends, and nothing that it leaves out."""
+
+import os
+
+import django
+from psycopg.conninfo import conninfo_to_dict
+
+_given = conninfo_to_dict(os.environ["BENCH_DSN"])
+
+SECRET_KEY = "benchmark"
+USE_TZ = True
+INSTALLED_APPS = ["django_dhara", "benchmarks.ours"]
+if django.VERSION < (6, 0):
+    INSTALLED_APPS.append("django_tasks")
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": _given["dbname"],
+        "USER": _given.get("user", ""),
+        "PASSWORD": _given.get("password", ""),
+        "HOST": _given.get("host", ""),
+        "PORT": str(_given.get("port", "")),
+        "CONN_MAX_AGE": 60,
+    }
+}
+TASKS = {"default": {"BACKEND": "django_dhara.backend.DharaBackend", "QUEUES": []}}
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"stderr": {"class": "logging.StreamHandler"}},
+    "root": {"handlers": ["stderr"], "level": "WARNING"},
+}
