@@ -19,7 +19,7 @@ from django_dhara.lifecycle import Claim, Ending
 from django_dhara.states import HandedBack, Outcome
 from django_dhara.tasks import Task
 from django_dhara.worker.executors import Crew, EventLoop, Herald, Threads, Waiting
-from django_dhara.worker.pace import Pace
+from django_dhara.worker.pace import Mix, Pace
 
 if TYPE_CHECKING:
     from django_dhara.backend import DharaBackend
@@ -85,6 +85,7 @@ class Hand:
 
         self._pace = Pace(options.slots, options.max_prefetch)
         self._async_pace = Pace(options.async_concurrency, options.max_prefetch)
+        self._mix = Mix()
         self._herald = Herald()
         self._loop = EventLoop(max(options.async_concurrency, 1), self._on_ended)
         self._plain = self._crew(fail)
@@ -149,7 +150,7 @@ class Hand:
             limit, left_out = plain, [*left_out, *registry.async_paths]
             kinds.remove("async")
         else:
-            limit = min(plain, coroutines)
+            limit = self._mix.fitting(plain, coroutines)
         if self._herald.is_full:
             limit = 0
         if self._suspects:
@@ -159,6 +160,8 @@ class Hand:
 
     def take(self, claims: Iterable[Claim], lease_ends: float) -> None:
         """These tasks are ours; start them as soon as there is a thread."""
+        claims = list(claims)
+        self._mix.brought(sum(claim.function in registry.async_paths for claim in claims), len(claims))
         for claim in claims:
             run = Run(
                 claim=claim,

@@ -1,4 +1,5 @@
-"""How many tasks a worker holds beyond those that run: none while functions are long, many while they are short."""
+"""How many tasks a worker claims: those that can run, and some beyond; none of these while functions are long, many
+while they are short."""
 
 from __future__ import annotations
 
@@ -40,3 +41,27 @@ class Pace:
         if held > self.slots + self.prefetch // 2:
             return 0
         return max(self.slots + self.prefetch - held, 0)
+
+
+class Mix:
+    """How many to claim where plain functions and coroutines come from the same queues, each with room of its own: as
+    many as fit if the next claim is like the last ones. What does not fit waits, and goes back after a moment."""
+
+    def __init__(self) -> None:
+        #: Of the tasks that came lately, which share were coroutines; None: nobody has seen any.
+        self._share: float | None = None
+
+    def brought(self, coroutines: int, total: int) -> None:
+        """A claim brought `total` tasks."""
+        if total:
+            share = coroutines / total
+            self._share = share if self._share is None else (self._share + share) / 2
+
+    def fitting(self, plain: int, coroutines: int) -> int:
+        """How many to claim with room for so many of each kind."""
+        if self._share is None:
+            return min(plain, coroutines)
+        # A share below one in a thousand is none: a queue that has changed its kind shall not remember it for long.
+        fits = [plain / (1 - self._share)] if self._share < 0.999 else []
+        fits += [coroutines / self._share] if self._share > 0.001 else []
+        return int(min(fits))
