@@ -4,11 +4,16 @@ import os
 import resource
 import signal
 import time
+from asyncio import CancelledError
 from contextlib import suppress
+from multiprocessing import Pipe
 from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 
+from django_dhara.worker.child import Child
 from tests.workers.harness import for_as_long_as, until
 from tests.workers.test_children import cancel, children_of, lives, where
 
@@ -31,6 +36,32 @@ def test_a_function_that_talks_all_the_time_hears_all_the_same(crew, database, a
     else:
         worker.signal(signal.SIGTERM)
     until(lambda: database.effects("talks was told") == 1, 5)
+
+
+@pytest.mark.fast
+def test_a_function_is_not_stopped_in_the_middle_of_a_message():
+    here, there = Pipe()
+    child, run, heard = Child(there), SimpleNamespace(canceled=False), []
+    child._current = run
+
+    def listen():
+        until(here.poll)  # it has begun to send, and 5 MB do not fit into the pipe
+        child._hear(run, True, False, False)
+        with suppress(EOFError):
+            heard.append(here.recv())
+
+    before = signal.signal(signal.SIGTERM, child._on_stop)
+    parent = Thread(target=listen)
+    parent.start()
+    try:
+        with pytest.raises(CancelledError):
+            child.progress(run, "x" * 5_000_000)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        there.close()
+        parent.join()
+        here.close()
+    assert heard == [("progress", "x" * 5_000_000)]
 
 
 def test_a_function_that_talks_and_does_not_stop_is_killed(crew, database):
