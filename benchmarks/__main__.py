@@ -24,6 +24,8 @@ def main(words: Sequence[str] | None = None) -> int:
     sections: list[Section] = []
     try:
         with server.running() as running:
+            if running.others():
+                progress.say("benchmarks: another run is going on, on the same server: neither measures anything")
             run = Run(running, given.contenders, given.rounds, scale, progress)
             for section in run.sections(given.workloads):
                 sections.append(section)

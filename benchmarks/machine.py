@@ -27,6 +27,7 @@ def describe(data: str) -> dict[str, str]:
         "cores": str(len(os.sched_getaffinity(0))),
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         "kernel": f"{platform.system()} {platform.release()}",
+        "load": f"{os.getloadavg()[0]:.1f} when the run began",
         "flush": f"{_flush_ms(data):.2f} ms (p50 of fdatasync, 8 kB)" if data else "unknown",
     }
 

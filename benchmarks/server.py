@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -35,6 +36,7 @@ TOLD = (
     "fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_connections", "autovacuum",
     "autovacuum_naptime", "max_wal_size", "checkpoint_timeout",
 )  # fmt: skip
+_NAME = "dhara benchmarks"
 _VARIABLES = {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER", "dbname": "PGDATABASE", "password": "PGPASSWORD"}
 
 
@@ -54,7 +56,7 @@ class Server:
         self.dsn = dsn
         #: The folder of its data, where the disk is timed; empty if it is not on this machine.
         self.data = data
-        self._admin = psycopg.connect(dsn, autocommit=True)
+        self._admin = psycopg.connect(dsn, autocommit=True, application_name=_NAME)
         #: Databases of this run that are there.
         self.made: list[str] = []
         self.query("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
@@ -88,6 +90,17 @@ class Server:
         self.query(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(database)))
         if database in self.made:
             self.made.remove(database)
+
+    def sweep(self) -> None:
+        """Drop what runs have left that were killed; only for a server that no other machine uses."""
+        for (database,) in self.query("SELECT datname FROM pg_database WHERE datname ~ '^bench_[0-9]+_'"):
+            if not Path(f"/proc/{database.split('_')[1]}").exists():
+                self.drop(database)
+
+    def others(self) -> int:
+        """How many other runs are going on here: they disturb each other's figures."""
+        statement = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s AND pid <> pg_backend_pid()"
+        return int(self.query(statement, [_NAME])[0][0])
 
     def checkpoint(self) -> None:
         """Leave nothing of the past to be written while we measure."""
@@ -124,6 +137,7 @@ def running() -> Iterator[Server]:
         local.ensure()
         dsn = f"host={place.sockets} port={place.port} user={place.user} dbname=postgres"
         with _closing(Server(dsn, str(place.base))) as server:
+            server.sweep()
             yield server
     finally:
         local.release()

@@ -27,18 +27,19 @@ _SETUP_SECONDS, _FILL_SECONDS = 120.0, 900.0
 #: A queue of which nothing ends for so long does not work.
 _STALL_SECONDS = 60.0
 #: Counting takes a tenth of one session's time at most, and is fine enough for the end of a drain.
-_SHARE, _PAUSE_MIN_SECONDS, _PAUSE_MAX_SECONDS = 10, 0.005, 0.1
+_SHARE, _PAUSE_MIN_SECONDS, _PAUSE_MAX_SECONDS = 10, 0.005, 0.5
 
 Told = Callable[[float], None]
 
 
 class Counters(NamedTuple):
-    """What the server has counted so far: in this database, and of WAL in all."""
+    """What the server has counted so far: in this database, and of WAL also in all (autovacuum's, for one)."""
 
     statements: float
     commits: float
-    wal_bytes: float
-    wal_full_pages: float
+    wal: float
+    full_pages: float
+    wal_of_server: float
 
 
 class Lane:
@@ -190,15 +191,17 @@ class Trial:
         """What the server has counted, less what was asked here. Sessions that ended are counted in full; take it
         when the workers have ended."""
         self._let_go()
-        [(statements, commits, wal_bytes, full_pages)] = self._lane.server.query(
+        [(statements, commits, *wal)] = self._lane.server.query(
             """
-            SELECT (SELECT coalesce(sum(calls), 0) FROM pg_stat_statements WHERE dbid = database.oid)::float8,
-                   pg_stat_get_db_xact_commit(database.oid)::float8, wal.wal_bytes::float8, wal.wal_fpi::float8
-            FROM pg_database AS database, pg_stat_wal AS wal WHERE database.datname = %s
+            SELECT coalesce(sum(calls), 0)::float8, pg_stat_get_db_xact_commit(database.oid)::float8,
+                   coalesce(sum(statement.wal_bytes), 0)::float8, coalesce(sum(statement.wal_fpi), 0)::float8,
+                   (SELECT wal_bytes FROM pg_stat_wal)::float8
+            FROM pg_database AS database LEFT JOIN pg_stat_statements AS statement ON statement.dbid = database.oid
+            WHERE database.datname = %s GROUP BY database.oid
             """,
             [self.database],
         )
-        return Counters(statements - self._asked, commits - self._asked, wal_bytes, full_pages)
+        return Counters(statements - self._asked, commits - self._asked, *wal)
 
     def mean_ms(self, pattern: str) -> float:
         """What the most frequent statement LIKE `pattern` took on average, by the server's own clock."""

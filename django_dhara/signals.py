@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 from weakref import ReferenceType
 
+from django.conf import settings
 from django.dispatch import Signal
+from django.utils.log import RequireDebugFalse, RequireDebugTrue
 
 #: The transaction of an enqueue committed: `task_result`. (Django's `task_enqueued` is sent before the commit.)
 task_committed = Signal()
@@ -44,9 +46,30 @@ def is_heard(signal: Signal, level: int) -> bool:
         level: of the line that a receiver which only logs writes; it counts only where that level is logged.
     """
     for target in _audience(signal):  # noqa: SIM110 - asked for every run: a generator would cost as much again
-        if target is None or target.isEnabledFor(level):
+        if target is None or _writes(target, level):
             return True
     return False
+
+
+def _writes(logger: logging.Logger, level: int) -> bool:
+    """Would any handler take a line? A logger that is enabled is no answer: Django's own takes INFO from the start, and
+    has no handler for it but the console of a project under DEBUG."""
+    if not logger.isEnabledFor(level):
+        return False
+    at: logging.Logger | None = logger
+    is_handled = False
+    while at is not None:
+        for handler in at.handlers:
+            is_handled = True
+            if handler.level <= level and not (handler.filters and _is_off(handler)):
+                return True
+        at = at.parent if at.propagate else None
+    return not is_handled and level >= logging.WARNING  # Python's last resort
+
+
+def _is_off(handler: logging.Handler) -> bool:
+    kind = RequireDebugFalse if settings.DEBUG else RequireDebugTrue
+    return any(isinstance(each, kind) for each in handler.filters)
 
 
 def calls_user_code(signal: Signal) -> bool:

@@ -232,6 +232,23 @@ def test_without_matplotlib_there_are_no_plots_and_a_line_that_says_so(section, 
     assert "matplotlib is not installed" in said[0]
 
 
+@pytest.mark.parametrize(
+    ("workload", "series", "names"),
+    [
+        ("W2", {}, []),
+        ("W4", {"latencies": [1.0, 2.0, 30.0]}, ["w4-latency.svg"]),
+        ("W7", {}, ["w7-shapes.svg"]),
+        ("W8", {"churn": [[0, 5.0], [1, 7.0]], "pace": [[0, 300.0]]}, ["w8-churn.svg", "w8-pace.svg"]),
+    ],
+)
+def test_plots_are_pictures_in_the_folder(section, tmp_path, workload, series, names):
+    pytest.importorskip("matplotlib", reason="of the dependency group bench")
+    given = {**section, "workload": workload, "series": {"django-dhara": series} if series else {}}
+    assert plots.draw(given, print, tmp_path) == names
+    for name in names:
+        assert "<svg" in (tmp_path / name).read_text(encoding="utf-8")
+
+
 def test_progress_elsewhere_than_on_a_terminal_is_a_line_now_and_then():
     stream = io.StringIO()
     progress = Progress(2, stream)

@@ -29,4 +29,6 @@ LOGGING = {
     "disable_existing_loggers": False,
     "handlers": {"stderr": {"class": "logging.StreamHandler"}},
     "root": {"handlers": ["stderr"], "level": "WARNING"},
+    # As docs/how-to/logging.md has it: Django's own loggers take INFO from the start, which is two lines for each run.
+    "loggers": {"django": {"level": "WARNING"}},
 }

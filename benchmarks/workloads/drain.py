@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.contender import Contender
 from benchmarks.measure import rate
 from benchmarks.targets import Target
-from benchmarks.trial import Lane, Told
+from benchmarks.trial import Counters, Lane, Told
 from benchmarks.workloads.workload import (
     CELERY,
     DJANGO_PEERS,
@@ -68,9 +68,8 @@ class W1(Workload):
             after = trial.counters()
         if processes == 2:
             return Outcome({"rate_2": speed})
-        statements, commits, wal, full_pages = ((b - a) / count for a, b in zip(before, after, strict=True))
-        costs = {"statements": statements, "commits": commits, "wal": wal, "full_pages": full_pages}
-        return Outcome({"rate": speed} | costs)
+        costs = [(b - a) / count for a, b in zip(before, after, strict=True)]
+        return Outcome({"rate": speed} | dict(zip(Counters._fields, costs, strict=True)))
 
 
 class W5(Workload):

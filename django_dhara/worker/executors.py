@@ -33,29 +33,11 @@ BLOCKED_SECONDS = 1.0
 Done = Callable[[Run], None]
 
 
-class Crew:
-    """What runs plain functions, a fixed number at once: tasks wait here until somebody of the crew takes one.
+class Waiting:
+    """Runs that wait here until there is room for them."""
 
-    Args:
-        size: how many run at once.
-        done: called with each ended run, from the thread that had it.
-        pass_on: called with a run whose function turned out to be `async def`.
-    """
-
-    def __init__(self, size: int, done: Done, pass_on: Done) -> None:
-        self.size = size
-        self._done, self._pass_on = done, pass_on
+    def __init__(self) -> None:
         self._waiting: deque[Run] = deque()
-        self._tickets: SimpleQueue[bool] = SimpleQueue()
-
-    @property
-    def is_ready(self) -> bool:
-        """Can anything run yet?"""
-        return True
-
-    def submit(self, run: Run) -> None:
-        self._waiting.append(run)
-        self._tickets.put(True)
 
     def take_back(self) -> list[Run]:
         """The runs that nobody has started yet; they are the caller's again."""
@@ -65,11 +47,42 @@ class Crew:
         return taken
 
     def oldest(self) -> Run | None:
-        """The run that has waited longest for somebody to take it."""
+        """The run that has waited longest."""
         try:
             return self._waiting[0]
         except IndexError:
             return None
+
+    def _next(self) -> Run | None:
+        try:
+            return self._waiting.popleft()
+        except IndexError:
+            return None
+
+
+class Crew(Waiting):
+    """What runs plain functions, a fixed number at once: tasks wait here until somebody of the crew takes one.
+
+    Args:
+        size: how many run at once.
+        done: called with each ended run, from the thread that had it.
+        pass_on: called with a run whose function turned out to be `async def`.
+    """
+
+    def __init__(self, size: int, done: Done, pass_on: Done) -> None:
+        super().__init__()
+        self.size = size
+        self._done, self._pass_on = done, pass_on
+        self._tickets: SimpleQueue[bool] = SimpleQueue()
+
+    @property
+    def is_ready(self) -> bool:
+        """Can anything run yet?"""
+        return True
+
+    def submit(self, run: Run) -> None:
+        self._waiting.append(run)
+        self._tickets.put(True)  # it may be taken back before its ticket is drawn
 
     def replace(self, run: Run) -> bool:
         """Somebody else takes the place of the one that `run`, which is overdue, keeps busy. Is the function ended?"""
@@ -82,13 +95,6 @@ class Crew:
         """Let the idle ones end; busy ones end after their run."""
         for _ in range(self.size):
             self._tickets.put(False)
-
-    def _next(self) -> Run | None:
-        """The run that a ticket was for; None if it was taken back meanwhile."""
-        try:
-            return self._waiting.popleft()
-        except IndexError:
-            return None
 
     def _take(self, run: Run, call: Callable[[Run], Outcome | None]) -> None:
         """One run from its first look to its end; `call` calls the function."""
@@ -163,11 +169,17 @@ def _may_start(run: Run) -> bool:
     return run.started is not None
 
 
-class EventLoop:
-    """`async def` functions, all on one event loop in a thread of its own, started with the first of them."""
+class EventLoop(Waiting):
+    """`async def` functions, all on one event loop in a thread of its own, started with the first of them.
 
-    def __init__(self, done: Done) -> None:
-        self._done = done
+    Args:
+        size: how many run at once.
+        done: called with each ended run, from that thread.
+    """
+
+    def __init__(self, size: int, done: Done) -> None:
+        super().__init__()
+        self._size, self._done = size, done
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._tasks: dict[Run, asyncio.Task[None]] = {}
@@ -176,7 +188,8 @@ class EventLoop:
         self._closed = False
 
     def submit(self, run: Run) -> None:
-        self._running_loop().call_soon_threadsafe(self._start, run)
+        self._waiting.append(run)
+        self._running_loop().call_soon_threadsafe(self._fill)
 
     def stop(self, run: Run) -> None:
         """Raise CancelledError in the function."""
@@ -225,6 +238,10 @@ class EventLoop:
         self._turned = monotonic()
         self._loop.call_later(BLOCKED_SECONDS / 2, self._turn)
 
+    def _fill(self) -> None:
+        while len(self._tasks) < self._size and (run := self._next()) is not None:
+            self._start(run)
+
     def _start(self, run: Run) -> None:
         assert self._loop is not None
         task = self._loop.create_task(self._run(run), context=self._context.copy())
@@ -256,6 +273,7 @@ class EventLoop:
         if run.outcome is None:  # it was canceled before its first step
             run.outcome = execution.judge(run, error or asyncio.CancelledError())
         self._done(run)
+        self._fill()
 
     async def _clean_up(self, run: Run) -> None:
         """The thread ends with the run, and its connections with it."""

@@ -18,7 +18,7 @@ from django_dhara.execution import Reporter, Run
 from django_dhara.lifecycle import Claim, Ending
 from django_dhara.states import HandedBack, Outcome
 from django_dhara.tasks import Task
-from django_dhara.worker.executors import Crew, EventLoop, Herald, Threads
+from django_dhara.worker.executors import Crew, EventLoop, Herald, Threads, Waiting
 from django_dhara.worker.pace import Pace
 
 if TYPE_CHECKING:
@@ -84,9 +84,9 @@ class Hand:
         self._outbox: deque[tuple[Run, Outcome | None, bool]] = deque()
 
         self._pace = Pace(options.slots, options.max_prefetch)
-        self._async_pace = Pace(options.async_concurrency, 0)
+        self._async_pace = Pace(options.async_concurrency, options.max_prefetch)
         self._herald = Herald()
-        self._loop = EventLoop(self._on_ended)
+        self._loop = EventLoop(max(options.async_concurrency, 1), self._on_ended)
         self._plain = self._crew(fail)
 
     def _crew(self, fail: Callable[[str], None]) -> Crew:
@@ -178,9 +178,13 @@ class Hand:
                 self._suspects.add(run)
             if claim.function in registry.async_paths:
                 self._open_async.add(run)
-                self._loop.submit(run)
-            else:
-                self._plain.submit(run)
+            self._submit(run)
+
+    def _submit(self, run: Run) -> None:
+        (self._loop if run in self._open_async else self._plain).submit(run)
+
+    def _take_back(self) -> list[Run]:
+        return [*self._plain.take_back(), *self._loop.take_back()]
 
     def _unknown_paths(self) -> list[str]:
         if not self._unknown:
@@ -266,12 +270,16 @@ class Hand:
             begun = run.picked if run.started is None else run.started
             if begun is not None and not run.abandoned and now - begun > run.timeout:
                 self._time_out(run)
-        oldest = self._plain.oldest()
-        if oldest is not None and now - oldest.taken > STALE_SECONDS:
-            self._pace.stalled()
-            self._hand_back(self._plain.take_back())
+        self._check_waiting(self._plain, self._pace, now)
+        self._check_waiting(self._loop, self._async_pace, now)
         self._check_herald()
         self._check_loop()
+
+    def _check_waiting(self, waiting: Waiting, pace: Pace, now: float) -> None:
+        oldest = waiting.oldest()
+        if oldest is not None and now - oldest.taken > STALE_SECONDS:
+            pace.stalled()
+            self._hand_back(waiting.take_back())
 
     def _time_out(self, run: Run) -> None:
         run.abandoned = True
@@ -324,7 +332,7 @@ class Hand:
 
     def suspend(self) -> None:
         """The database is away: start nothing more, and tell running functions that their leases are at risk."""
-        self._parked += self._plain.take_back()
+        self._parked += self._take_back()
         for run in self._runs:
             run.at_risk = True
 
@@ -333,12 +341,12 @@ class Hand:
         parked, self._parked = self._parked, []
         for run in parked:
             run.taken = monotonic()
-            self._plain.submit(run)
+            self._submit(run)
 
     def drain(self) -> None:
         """Hand back what has not started, and tell running functions that the worker stops."""
         parked, self._parked = self._parked, []
-        self._hand_back([*parked, *self._plain.take_back()])
+        self._hand_back([*parked, *self._take_back()])
         for run in self._open:
             run.stopping = True
 
