@@ -37,6 +37,9 @@ class Options:
     #: Child processes that run plain functions, one at a time each, instead of threads; 0: threads. For functions that
     #: hold the interpreter (computation in Python), and for timeouts that nothing can outlive.
     processes: int = _number(0, at_least=0, at_most=1000)
+    #: Runs after which a child process is replaced by a new one, which gives back what their memory has grown by; 0:
+    #: never.
+    max_tasks_per_child: int = _number(0, at_least=0, at_most=1_000_000_000)
     #: `async def` functions that run at once on the worker's one event loop.
     async_concurrency: int = _number(100, at_least=0, at_most=10_000)
     #: Claimed tasks that may wait in a worker while functions are short; it falls to 0 while they are long.

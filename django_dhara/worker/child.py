@@ -20,7 +20,7 @@ from time import monotonic, sleep
 from typing import Any, NoReturn
 from uuid import UUID
 
-from django_dhara import execution, hygiene, registry
+from django_dhara import __version__, execution, hygiene, registry
 from django_dhara.compat import task_backends
 from django_dhara.conf import Options
 from django_dhara.errors import LeaseLost
@@ -42,6 +42,7 @@ def main(socket: int) -> None:
         signal.signal(number, lambda *_: None)
     registry.discover()
     hygiene.watch()
+    hygiene.close_all()  # what apps opened while they were set up is not watched, and functions would get it
     os.set_inheritable(socket, False)  # not for the programs that functions start
     Child(Connection(socket)).serve()
 
@@ -70,17 +71,26 @@ class Child:
         #: The run whose function is being called, and the one that is to be stopped.
         self._current: Run | None = None
         self._unwanted: Run | None = None
+        #: The main thread is sending: a message that an exception cut off would spoil all that follow.
+        self._is_shielded = False
         #: What the parent has said of this run, maybe while its function was still being imported.
         self._known: tuple[bool, ...] = ()
         self._context = contextvars.copy_context()
 
     def serve(self) -> None:
         """Run what comes until the parent closes the pipe."""
-        signal.signal(signal.SIGTERM, self._on_stop)
+        self._take_signals()
         threading.Thread(target=self._listen, name="dhara-parent", daemon=True).start()
-        self._send("ready")
+        self._send("ready", __version__)
         while (order := self._next_order()) is not None:
             self._context.copy().run(self._run, *order)
+
+    def _take_signals(self) -> None:
+        """Functions run on the main thread here: they may take signals and timers for themselves, and leave them."""
+        for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+            signal.setitimer(timer, 0)
+        signal.signal(signal.SIGINT, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._on_stop)
 
     def _next_order(self) -> tuple[Any, ...] | None:
         try:
@@ -105,7 +115,8 @@ class Child:
             hygiene.before_run()
             run.outcome = self._call(run)
             hygiene.after_run(claim.function)
-        self._send("ended", run.outcome, run.settled, run.unknown)
+        self._take_signals()
+        self._send("ended", run.outcome, run.settled, str(run.exception) if run.unknown else None)
 
     def _call(self, run: Run) -> Outcome:
         run.started = monotonic()
@@ -141,17 +152,23 @@ class Child:
     def _send(self, *message: Any) -> None:
         if os.getpid() != self._pid:
             os._exit(1)  # a fork that a function let run on into our code; how the run ends the original says
-        with self._sending:
-            try:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main:
+            self._is_shielded = True
+        try:
+            with self._sending:
                 self._connection.send(message)
-            except OSError:
-                os._exit(1)
+        except OSError:
+            os._exit(1)
+        if is_main:
+            self._is_shielded = False
+            self._stop_here()
 
     def _listen(self) -> None:
         while True:
             try:
                 kind, *words = self._connection.recv()
-            except (EOFError, OSError):
+            except Exception:  # noqa: BLE001 - its end, or whatever it takes to unpickle what is no message of ours
                 self._leave()
             if kind == "run":
                 self._known = ()
@@ -172,6 +189,10 @@ class Child:
 
     def _on_stop(self, number: int, frame: Any) -> None:
         """In the main thread, between two steps of the function: what `async def` functions get, plain ones get too."""
+        if not self._is_shielded:
+            self._stop_here()
+
+    def _stop_here(self) -> None:
         run, self._unwanted = self._unwanted, None
         if run is not None and run is self._current:
             raise CancelledError

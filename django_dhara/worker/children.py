@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -21,6 +20,8 @@ import sys
 import threading
 from asyncio import CancelledError
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from queue import Empty
 from time import monotonic, sleep
@@ -29,8 +30,8 @@ from typing import Any
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dhara import execution
-from django_dhara.errors import ChildDied, LeaseLost
+from django_dhara import __version__, execution, hygiene
+from django_dhara.errors import ChildDied, LeaseLost, UnknownFunction
 from django_dhara.execution import Run
 from django_dhara.states import HandedBack, Outcome
 from django_dhara.worker.executors import Crew, Done
@@ -42,7 +43,7 @@ STOP_SECONDS = 5.0
 #: A child that is not ready after so many seconds never will be.
 START_SECONDS = 120.0
 #: After so many children in a row that did not start the worker gives up. Between two tries it waits, longer each time.
-MOST_FAILURES, PAUSE_SECONDS = 5, 0.2
+MOST_FAILURES, PAUSE_SECONDS = 5, 0.5
 #: For children that are idle to end by themselves.
 CLOSE_SECONDS = 2.0
 
@@ -64,13 +65,21 @@ class Children(Crew):
         done, pass_on: as for `Threads`.
         ring: called when the first child is ready.
         fail: called with a reason when children do not start.
+        max_tasks: so many runs, and a child makes room for a new one; 0: as many as come.
 
     Raises:
         ImproperlyConfigured: the settings have no module that a child could import.
     """
 
     def __init__(
-        self, size: int, done: Done, pass_on: Done, *, ring: Callable[[], None], fail: Callable[[str], None]
+        self,
+        size: int,
+        done: Done,
+        pass_on: Done,
+        *,
+        ring: Callable[[], None],
+        fail: Callable[[str], None],
+        max_tasks: int = 0,
     ) -> None:
         if not settings.SETTINGS_MODULE:
             raise ImproperlyConfigured(
@@ -78,24 +87,39 @@ class Children(Crew):
             )
         super().__init__(size, done, pass_on)
         self._ring, self._fail = ring, fail
+        self._max_tasks = max_tasks
         self._closed = False
         self._children: set[_Child] = set()
-        self._failures = 0
+        #: Runs whose functions are being imported, and those of them that took too long.
+        self._importing: set[Run] = set()
+        self._given_up: set[Run] = set()
+        self._guard = threading.Lock()
         for _ in range(size):
-            threading.Thread(target=self._serve, name="dhara-child", daemon=True).start()
+            self._start_thread()
 
     @property
     def is_ready(self) -> bool:
         return bool(self._children)
 
-    def replace(self, run: Run) -> None:
-        """Kill the child that runs this overdue function; another takes its place."""
-        for child in list(self._children):
-            child.kill(run)
+    def replace(self, run: Run) -> bool:
+        """Kill the child that runs this overdue function; another takes its place.
+
+        While its function is still being imported, which is done here first, only its thread can be given up.
+        """
+        with self._guard:
+            is_importing = run in self._importing
+            if is_importing:
+                self._given_up.add(run)
+        if is_importing:
+            self._start_thread()
+        else:
+            self.stop(run)
+        return not is_importing
 
     def stop(self, run: Run) -> None:
         """Kill the child that runs it."""
-        self.replace(run)
+        for child in list(self._children):
+            child.kill(run)
 
     def close(self) -> None:
         """Let idle children end, and end the others."""
@@ -108,45 +132,67 @@ class Children(Crew):
         for child in children:
             child.end(max(deadline - monotonic(), 0.0))
 
+    def _start_thread(self) -> None:
+        threading.Thread(target=self._serve, name="dhara-child", daemon=True).start()
+
     def _serve(self) -> None:
-        while not self._closed:
-            child = self._new_child()
-            if child is None:
-                return
+        goes_on = True
+        while goes_on and (child := self._new_child()) is not None:
             self._children.add(child)
             self._ring()
-            while child.lives and self._serve_one(child):
-                pass
+            goes_on = self._serve_with(child)
             self._children.discard(child)
             child.close()
-            child.end(0.0)
+            child.end(CLOSE_SECONDS)
 
-    def _serve_one(self, child: _Child) -> bool:
-        """Give the child a run; False when it has to be replaced, or nothing comes any more."""
-        try:
-            is_wanted = self._tickets.get(timeout=IDLE_TICK_SECONDS)
-        except Empty:
-            return True
-        if is_wanted and not child.lives:
-            self._tickets.put(True)  # for a child that lives
-            return False
-        run = self._next() if is_wanted else None
-        if run is not None:
-            self._take(run, child.perform)
-        return is_wanted
+    def _serve_with(self, child: _Child) -> bool:
+        """Give the child one run after the other while it lives; False: this thread is not needed any more."""
+        while self._is_fit(child):
+            try:
+                is_wanted = self._tickets.get(timeout=IDLE_TICK_SECONDS)
+            except Empty:
+                continue
+            if not is_wanted:
+                return False
+            if not self._is_fit(child):
+                self._tickets.put(True)  # it died meanwhile; this is for one that lives
+            elif (run := self._next()) is not None and not self._serve_one(child, run):
+                return False
+        return True
+
+    def _is_fit(self, child: _Child) -> bool:
+        return child.lives and (not self._max_tasks or child.tasks < self._max_tasks)
+
+    def _serve_one(self, child: _Child, run: Run) -> bool:
+        self._importing.add(run)
+        self._take(run, partial(self._perform, child))
+        hygiene.close_all()  # the import of the function, or its backoff, may have opened connections here
+        with self._guard:
+            self._importing.discard(run)
+            is_given_up = run in self._given_up
+            self._given_up.discard(run)
+        return not is_given_up
+
+    def _perform(self, child: _Child, run: Run) -> Outcome:
+        self._importing.discard(run)
+        return child.perform(run)
 
     def _new_child(self) -> _Child | None:
-        while not self._closed:
-            child = _Child()
-            if child.is_ready():
-                self._failures = 0
-                return child
-            code = child.end(0.0)
-            self._failures += 1
-            if self._failures >= MOST_FAILURES:
-                self._fail(f"child processes do not start: {how_it_ended(code)}. What they printed is above.")
+        """None: the worker ends, or children do not start."""
+        reason = ""
+        for failures in range(MOST_FAILURES):
+            sleep(PAUSE_SECONDS * failures)
+            if self._closed:
                 return None
-            sleep(PAUSE_SECONDS * self._failures)
+            try:
+                child = _Child()
+            except OSError as error:  # memory, descriptors or processes are short
+                reason = str(error)
+                continue
+            reason = child.problem()
+            if not reason:
+                return child
+        self._fail(f"child processes do not start: {reason}")
         return None
 
 
@@ -155,7 +201,7 @@ class _Child:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with ours, theirs:
             theirs.set_inheritable(True)
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
                 [
@@ -163,14 +209,16 @@ class _Child:
                     *[f"-W{option}" for option in sys.warnoptions],
                     "-c",
                     _BOOT,
-                    json.dumps([theirs.fileno(), sys.path]),
+                    json.dumps([theirs.fileno(), [*map(str, sys.path)]]),
                 ],
                 env=os.environ | {"DJANGO_SETTINGS_MODULE": settings.SETTINGS_MODULE},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # a terminal's Ctrl-C is the worker's business
             )
-        self._connection: Connection[Any, Any] = Connection(ours.detach())
+            self._connection: Connection[Any, Any] = Connection(ours.detach())
+        #: How many runs it was given.
+        self.tasks = 0
         self._run: Run | None = None
         self._guard = threading.Lock()
         self._told = (False, False, False)
@@ -180,21 +228,30 @@ class _Child:
     def lives(self) -> bool:
         return self._process.poll() is None
 
-    def is_ready(self) -> bool:
-        """Wait until it has said so, or has died."""
+    def problem(self) -> str:
+        """Wait until it is ready; returns what is wrong with it, which is then ended, or nothing."""
+        if self._first_word() == ("ready", __version__):
+            return ""
+        if self.lives:
+            self.end(0.0)
+            return f"no word of one with django_dhara {__version__}; was the code replaced under this worker?"
+        return f"{how_it_ended(self.end(0.0))}. What they printed is above."
+
+    def _first_word(self) -> Any:
         deadline = monotonic() + START_SECONDS
-        while self.lives and monotonic() < deadline:
-            try:
+        try:
+            while self.lives and monotonic() < deadline:
                 if self._connection.poll(TICK_SECONDS):
-                    return bool(self._connection.recv() == ("ready",))
-            except (EOFError, OSError):
-                break
-        return False
+                    return self._connection.recv()
+        except (EOFError, OSError):
+            self.end(TICK_SECONDS)
+        return None
 
     def perform(self, run: Run) -> Outcome:
         """Let it run the function; returns how that ended, whatever becomes of the child."""
         with self._guard:
             self._run = run
+        self.tasks += 1
         self._told, self._kill_at = (False, False, False), float("inf")
         begun = False
         try:
@@ -202,19 +259,25 @@ class _Child:
             while (message := self._next_message(run))[0] != "ended":
                 begun = True
                 self._pass_on(run, *message)
-        except (EOFError, OSError, pickle.UnpicklingError):
+            _, outcome, run.settled, unknown = message
+        except (EOFError, OSError):
             return self._without_answer(run) if begun else HandedBack()
+        except Exception as problem:  # noqa: BLE001 - whatever unpickling makes of what a function wrote into the pipe
+            self.end(0.0)
+            return execution.judge(run, ChildDied(f"its child process said what cannot be read: {problem!r:.200}"))
         finally:
             run.ended = monotonic()
             with self._guard:
                 self._run = None
-        _, outcome, run.settled, run.unknown = message
+        if unknown is not None:
+            run.unknown, run.exception = True, UnknownFunction(unknown)
         error = getattr(outcome, "error", None)
         if error is not None:
             run.exception = ChildError(error.traceback or f"{error.class_path}: {error.message}")
         return outcome  # type: ignore[no-any-return]
 
     def _next_message(self, run: Run) -> Any:
+        self._tell(run)
         while not self._connection.poll(TICK_SECONDS):
             if not self.lives and not self._connection.poll(0):
                 raise EOFError  # a process that the function has forked may keep the pipe open
@@ -225,10 +288,11 @@ class _Child:
         """Tell the function what has become known of its run, and end its patience with a canceled one."""
         told = (run.canceled or run.lost, run.stopping, run.at_risk)
         if told != self._told:
-            self._kill_at = monotonic() + STOP_SECONDS if told[0] else float("inf")
+            if told[0] and not self._told[0]:
+                self._kill_at = monotonic() + STOP_SECONDS
             self._told = told
             self._connection.send(("told", *told))
-        if monotonic() > self._kill_at:
+        if run.abandoned or monotonic() > self._kill_at:
             self.kill(run)
 
     def _pass_on(self, run: Run, kind: str, *words: Any) -> None:
@@ -251,16 +315,16 @@ class _Child:
         return execution.judge(run, ChildDied(f"the child process that ran it ended: {how_it_ended(code)}"))
 
     def kill(self, run: Run) -> None:
-        """End the process, if it is this run that keeps it busy. From any thread."""
+        """End the process, if it is this run that keeps it busy, and what that has started. From any thread."""
         with self._guard:
             if self._run is run:
-                self._process.kill()
+                self._kill()
 
     def close(self) -> None:
         """Say that nothing more comes."""
         with self._guard:
             if self._run is not None:
-                self._process.kill()
+                self._kill()
             self._connection.close()
 
     def end(self, seconds: float) -> int:
@@ -268,8 +332,14 @@ class _Child:
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
             return self._process.wait()
+
+    def _kill(self) -> None:
+        """Its session is its own, so its group is what functions have started, but for daemons that left it."""
+        if self.lives:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def how_it_ended(code: int) -> str:

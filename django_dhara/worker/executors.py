@@ -84,8 +84,8 @@ class Crew(Waiting):
         self._waiting.append(run)
         self._tickets.put(True)  # it may be taken back before its ticket is drawn
 
-    def replace(self, run: Run) -> None:
-        """Somebody else takes the place of the one that `run`, which is overdue, keeps busy."""
+    def replace(self, run: Run) -> bool:
+        """Somebody else takes the place of the one that `run`, which is overdue, keeps busy. Is the function ended?"""
         raise NotImplementedError
 
     def stop(self, run: Run) -> None:
@@ -117,9 +117,10 @@ class Threads(Crew):
         for _ in range(size):
             self._start_thread()
 
-    def replace(self, run: Run) -> None:
+    def replace(self, run: Run) -> bool:
         """Another thread takes the place; the function itself cannot be stopped."""
         self._start_thread()
+        return False
 
     def _start_thread(self) -> None:
         threading.Thread(target=self._serve, name="dhara-run", daemon=True).start()

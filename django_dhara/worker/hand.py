@@ -91,11 +91,13 @@ class Hand:
         self._plain = self._crew(fail)
 
     def _crew(self, fail: Callable[[str], None]) -> Crew:
-        if not self._options.processes:
-            return Threads(self._options.concurrency, self._on_ended, self._loop.submit)
+        options, done, pass_on = self._options, self._on_ended, self._loop.submit
+        if not options.processes:
+            return Threads(options.concurrency, done, pass_on)
         from django_dhara.worker.children import Children
 
-        return Children(self._options.processes, self._on_ended, self._loop.submit, ring=self._ring, fail=fail)
+        most = options.max_tasks_per_child
+        return Children(options.processes, done, pass_on, ring=self._ring, fail=fail, max_tasks=most)
 
     # ------------------------------------------------------------------------------------------------ what it has
 
@@ -284,11 +286,11 @@ class Hand:
 
     def _time_out(self, run: Run) -> None:
         run.abandoned = True
-        self._abandoned.add(run)
         if run.is_async:
             self._loop.stop(run)
-        else:
-            self._plain.replace(run)
+            self._abandoned.add(run)
+        elif not self._plain.replace(run):
+            self._abandoned.add(run)
         if run.lost:
             self._close_run(run)
         elif isinstance(run.task, Task) and run.task.backoff is not None:

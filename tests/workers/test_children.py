@@ -198,7 +198,7 @@ def test_a_canceled_function_that_cannot_be_stopped_is_killed(worker, database):
 
 def cancel(database, task, worker_id):
     database.rows("UPDATE dhara_task SET cancel_requested_at = now() WHERE id = %s", task)
-    argument = f'{{"task": "{task}", "lease": 1}}'
+    argument = f'{{"task": "{task}", "lease": {database.task(task)["lease"]}}}'
     database.rows(
         "INSERT INTO dhara_command (worker_id, verb, argument) VALUES (%s, 'CANCEL', %s)", worker_id, argument
     )

@@ -40,6 +40,9 @@ class Command(BaseCommand):
         flags.add_backend(parser)
         flags.add_option(parser, "--concurrency", "concurrency", "Threads for plain functions.")
         flags.add_option(parser, "--processes", "processes", "Child processes for plain functions, instead of threads.")
+        flags.add_option(
+            parser, "--max-tasks-per-child", "max_tasks_per_child", "Replace a child process after so many; 0: never."
+        )
         flags.add_option(parser, "--async-concurrency", "async_concurrency", "`async def` functions at once.")
         flags.add_option(parser, "--poll-interval", "poll_seconds", "Pause between polls of an empty queue.")
         flags.add_option(parser, "--drain-timeout", "drain_seconds", "For running functions after the first signal.")
@@ -100,7 +103,9 @@ _IN_TRANSACTION = (
     "A worker cannot run inside a transaction, such as a TestCase's: its own connections do not see what that has "
     "written. In a TestCase call django_dhara.testing.run_all(); or use a TransactionTestCase."
 )
-_OPTIONS = ("concurrency", "processes", "async_concurrency", "poll_seconds", "drain_seconds")
+_OPTIONS = (
+    "concurrency", "processes", "max_tasks_per_child", "async_concurrency", "poll_seconds", "drain_seconds",
+)  # fmt: skip
 
 
 def _wanted(alias: str, known: set[str], given: dict[str, Any]) -> Wanted:
