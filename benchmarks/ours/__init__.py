@@ -18,7 +18,7 @@ OURS = Contender(
     remaining=_REMAINING,
     done=_DONE,
     settings="manage.py dhara_worker --concurrency SLOTS, all else by default (finished tasks stay, fences, reaper and "
-    "pruner on); logging at WARNING",
+    "pruner on); prepared statements on; logging at WARNING",
 )
 BARE = Contender(
     name="bare",

@@ -21,6 +21,8 @@ DATABASES = {
         "HOST": _given.get("host", ""),
         "PORT": str(_given.get("port", "")),
         "CONN_MAX_AGE": 60,
+        # docs/explanation/performance.md: where no pooler shares sessions, statements need to be planned only once.
+        "OPTIONS": {"server_side_binding": True, "prepare_threshold": 5},
     }
 }
 TASKS = {"default": {"BACKEND": "django_dhara.backend.DharaBackend", "QUEUES": []}}
