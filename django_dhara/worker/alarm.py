@@ -24,8 +24,9 @@ class Alarm:
         self._asleep = False
 
     def ring(self) -> None:
-        """Wake the loop, from any thread; free while it is awake."""
+        """Wake the loop, from any thread; free while it is awake, and once somebody else has rung."""
         if self._asleep:
+            self._asleep = False
             try:
                 os.write(self._writer, b"!")
             except BlockingIOError:

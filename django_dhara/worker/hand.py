@@ -120,6 +120,15 @@ class Hand:
         return bool(self._outbox)
 
     @property
+    def is_urgent(self) -> bool:
+        """Has a run ended that the control loop should see before the next flush: because none is due, or because there
+        is room for a claim? To wake the loop for each would make it and the functions' threads wait for one another,
+        task by task."""
+        ended = len(self._outbox)
+        enough = self._pace.enough + (self._async_pace.enough if self._open_async else 0)
+        return ended > 0 and (not self.endings or len(self._open) - ended <= enough)
+
+    @property
     def running(self) -> int:
         return len(self._open)
 
@@ -200,7 +209,8 @@ class Hand:
 
     def _on_ended(self, run: Run) -> None:
         self._outbox.append((run, run.outcome, False))
-        self._ring()
+        if self.is_urgent:
+            self._ring()
 
     def gather(self) -> None:
         """Take in what ended since the last call."""
@@ -212,6 +222,7 @@ class Hand:
                 self._close_run(run)
             elif outcome is not None and (is_verdict or not run.abandoned):
                 self._conclude(run, outcome)
+        self._plain.are_brief = self._pace.is_brief
 
     def _conclude(self, run: Run, outcome: Outcome) -> None:
         if run not in self._open:

@@ -163,7 +163,7 @@ class Worker:
 
     def _has_news(self) -> bool:
         return (
-            self._hand.has_news
+            self._hand.is_urgent
             or (self._reports.is_urgent and self._session.is_open)
             or (self._is_stopping and self._drain_ends is None)
         )

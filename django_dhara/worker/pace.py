@@ -5,6 +5,8 @@ from __future__ import annotations
 
 #: Waiting tasks should be started within about so many seconds; more would only keep them from other workers.
 AHEAD_SECONDS = 0.05
+#: Functions that take less than so many seconds do not wait for anything.
+BRIEF_SECONDS = 0.001
 #: Weight of the newest run in the mean.
 _WEIGHT = 0.05
 #: What is assumed of functions that nobody has seen yet, in seconds: long ones, so that the first claim takes no more
@@ -25,6 +27,11 @@ class Pace:
         self._mean = _UNKNOWN_MEAN
 
     @property
+    def is_brief(self) -> bool:
+        """Do functions take less time than it takes to hand them from thread to thread?"""
+        return self._mean < BRIEF_SECONDS
+
+    @property
     def prefetch(self) -> int:
         return min(int(self.slots * AHEAD_SECONDS / max(self._mean, 1e-6)), self.limit)
 
@@ -36,9 +43,14 @@ class Pace:
         """Nothing has started for a while: the functions that run now are long ones."""
         self._mean = max(self._mean, _UNKNOWN_MEAN)
 
+    @property
+    def enough(self) -> int:
+        """With more than so many running or waiting here nothing is claimed, until half of the prefetch is used."""
+        return self.slots + self.prefetch // 2
+
     def room(self, held: int) -> int:
-        """How many more to claim, with `held` running or waiting here: 0 until half of the prefetch is used up."""
-        if held > self.slots + self.prefetch // 2:
+        """How many more to claim, with `held` running or waiting here."""
+        if held > self.enough:
             return 0
         return max(self.slots + self.prefetch - held, 0)
 

@@ -33,6 +33,15 @@ def test_what_was_claimed_before_all_slots_became_busy_goes_to_another_worker(cr
     assert database.rows(f"SELECT DISTINCT state FROM dhara_task WHERE {_LONG}") == [("RUNNING",)]
 
 
+def test_after_many_brief_functions_long_ones_still_get_all_threads(crew, database):
+    database.rows(_FILL, [], [])
+    crew.start("--concurrency", "8")
+    until(lambda: database.states() == {"COMPLETED"})
+    long = [database.add("nap", "side by side", 3) for _ in range(8)]
+    until(lambda: database.effects("side by side") == 8, 3)
+    assert database.states(*long) == ["RUNNING"] * 8
+
+
 @pytest.mark.fast
 def test_functions_that_nobody_has_seen_are_taken_for_long_ones():
     pace = Pace(4, 500)
