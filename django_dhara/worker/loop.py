@@ -98,8 +98,6 @@ class Worker:
         self._is_registered = self._is_away = self._told_migrations = self._told_draining = False
         self._strays_at: list[float] = []
         self._connected_at = monotonic()
-        #: Kinds of tasks (see `Demand`) of which the last claim found none.
-        self._known_empty: set[str] = set()
         self._lanes = Lanes()
         self._looks_ahead, self._pauses_until = 0, 0.0
         self._is_stopping, self._signals = False, 0
@@ -213,6 +211,8 @@ class Worker:
         self._claim_at = monotonic() + BUSY_SECONDS
         asked = monotonic()
         demand = self._hand.demand(0 if self._is_stopping else self._tasks_left)
+        if rests := self._lanes.rests(demand):
+            demand = demand._replace(limit=0)
         haul = lifecycle.claim(
             self._session.execute,
             self.options.database,
@@ -225,20 +225,13 @@ class Worker:
             view=self._lanes.look(),
         )
         if demand.limit:
-            self._lanes.learn(haul.view)
+            self._lanes.learn(demand, haul)
         if self._tasks_left is not None:
             self._tasks_left -= len(haul.claims)
         self._hand.take(haul.claims, asked + self.options.lease_seconds)
         self._pauses_until = 0.0
-        if haul.claims:
-            self._known_empty.clear()
-        elif demand.limit and self._lanes.saw_all:  # else nobody has looked everywhere
-            self._known_empty |= demand.kinds
-        elif demand.limit:
-            self._pauses_until = self._lanes.whole_at
-        self._claim_at = self._next_poll(haul.due_in)
-        if self._pauses_until:
-            self._claim_at = min(self._claim_at, self._pauses_until)
+        again_at = self._lanes.rests_until if rests else self._lanes.look_again_at
+        self._claim_at = min(self._next_poll(haul.due_in), again_at)
         orders.obey(self._session.execute, haul.orders, self._hand, self.stop)
 
     def _listen(self) -> None:
@@ -257,7 +250,7 @@ class Worker:
         if not self._is_claiming or monotonic() < self._pauses_until:
             return False
         demand = self._hand.demand(self._tasks_left)
-        return demand.limit > 0 and not demand.kinds <= self._known_empty
+        return demand.limit > 0 and self._lanes.may_bring(demand)
 
     @property
     def _is_claiming(self) -> bool:
@@ -351,7 +344,6 @@ class Worker:
         if self._is_away:
             logger.warning("Worker %s has the database again", self.presence.name)
         self._is_registered, self._is_away, self._connect_pause = True, False, CONNECT_SECONDS
-        self._known_empty.clear()
         self._lanes.forget()
         self._claim_at = 0.0
         self._strays_at = [monotonic(), monotonic() + self._session.deadline_seconds]
@@ -448,7 +440,7 @@ class Worker:
         return not self._hand.endings and self._is_registered and (self._tasks_left == 0 or self._burst_is_over())
 
     def _burst_is_over(self) -> bool:
-        is_empty = self._hand.demand(self._tasks_left).kinds <= self._known_empty
+        is_empty = self._hand.demand(self._tasks_left).kinds <= self._lanes.found_none_of
         return self._burst and self._session.is_open and self._hand.is_ready and is_empty and not self._looks_ahead
 
     def _leave(self) -> None:
