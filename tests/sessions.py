@@ -107,7 +107,7 @@ class Operator:
 
     def __init__(self):
         self.planted = ()
-        #: An enqueue that has met its key waits at the gate before it reads whose it is; the other verbs as in a Session.
+        #: As in a Session; and an enqueue that has met its key waits before it reads whose it is.
         self.holds = False
         self._caller = Caller()
         self.pid = self._caller.pid

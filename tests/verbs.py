@@ -1,7 +1,7 @@
 """Every verb of the lifecycle, as one call on one task: `VERBS["cancel"](execute, task)`.
 
-`task` is the row as it was read before; a verb of a run carries the lease that stands there. `PURE` has the same verbs
-as the model has them: `PURE["cancel"](task, now, row)`, where `task` is how things stand and `row` what was read before.
+`task` is the row as it was read before; a verb of a run carries the lease that stands there. `PURE` has the verbs as
+the model has them: `PURE["cancel"](task, now, row)`, where `task` is how things stand and `row` what was read before.
 """
 
 import re
@@ -9,8 +9,7 @@ from functools import partial
 
 from django_dhara import enqueue as enqueue_module
 from django_dhara import lifecycle
-from django_dhara.lifecycle import Renewal, Report, Settled, Wanted
-from django_dhara.lifecycle.claim import Claim
+from django_dhara.lifecycle import Report, Wanted
 from django_dhara.states import ARROWS, FINAL, State
 from tests import model
 from tests.app.tasks import add
@@ -99,24 +98,28 @@ PURE = {
 }
 
 
+def _settled(answer):
+    return answer.state or ("refused" if answer.refused else "skipped")
+
+
+def _renewed(answer):
+    return "renewed" if answer.renewed else "refused" if answer.refused else "skipped"
+
+
+#: Answers as the model puts them; `skipped`: the verb has left out a locked row. Those not here are the same.
+_TOLD = {
+    "claim": lambda claims: next(((claimed.lease, claimed.attempt) for claimed in claims), None),
+    **dict.fromkeys(OUTCOMES, _settled),
+    "rescue": lambda rescued: next((task.state for task in rescued), None),
+    "renew": _renewed,
+    "report": lambda taken: "taken" if taken else "refused",
+    "enqueue": lambda result: "duplicate" if result.duplicate else "new",
+}
+
+
 def told(verb, answer):
-    """What a verb of `VERBS` has answered, as the model puts it; `skipped`: it has left out a locked row."""
-    match answer:
-        case Settled(state, refused):
-            return state or ("refused" if refused else "skipped")
-        case Renewal(renewed, refused, _):
-            return "renewed" if renewed else "refused" if refused else "skipped"
-        case set():
-            return "taken" if answer else "refused"
-        case [Claim() as claimed]:
-            return claimed.lease, claimed.attempt
-        case [rescued]:
-            return rescued.state
-        case []:
-            return None
-        case _ if verb == "enqueue":
-            return "duplicate" if answer.duplicate else "new"
-    return answer
+    """What a verb of `VERBS` has answered for one task, as the model puts it."""
+    return _TOLD[verb](answer) if verb in _TOLD else answer
 
 
 #: Where a verb does something without an arrow in `states.ARROWS`: the state stays, or the row goes.
