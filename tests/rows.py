@@ -1,4 +1,7 @@
-"""Rows for tests, one line each: `a_task(State.RUNNING, lost=1)`. Times are the database's own."""
+"""Rows for tests, one line each: `a_task(State.RUNNING, lost=1)`. Times are the database's own.
+
+`put` makes the row of a task as the model has it (see model.py), `read` reads rows as the model would have them.
+"""
 
 from datetime import timedelta
 from uuid import UUID, uuid4
@@ -7,6 +10,7 @@ from django.db.models.functions import Now
 
 from django_dhara.lifecycle import Ending
 from django_dhara.models import Attempt, Command, Task
+from django_dhara.payload import canonical_hash, encode
 from django_dhara.states import (
     FINAL,
     Completed,
@@ -19,13 +23,13 @@ from django_dhara.states import (
     State,
     TimedOut,
 )
+from tests import model
 
 WORKER = UUID(int=1)
 OTHER_WORKER = UUID(int=2)
-MAX_LOST = 3
-MAX_INTERRUPTED = 3
+MAX_LOST, MAX_INTERRUPTED = model.MAX_LOST, model.MAX_INTERRUPTED
 
-BOOM = Error("tests.Boom", "it broke", "Traceback: it broke", "f00")
+BOOM = Error(model.ERROR, "it broke", "Traceback: it broke", "f00")
 
 #: One outcome for every way in which a run can end.
 OUTCOMES = {
@@ -64,6 +68,51 @@ def a_task(state=State.PENDING, **columns):
     if state in FINAL:
         values |= {"lease": 1, "finished_at": Now()}
     return Task.objects.create(**{**values, **columns})
+
+
+#: Where a column of the table and a field of the model have different names.
+_COLUMNS = {"key": "idempotency_key", "worker": "worker_id", "canceled_at": "cancel_requested_at"}
+_COLUMNS |= {"error": "error_class"}
+_PLAIN = [name for name in model.Task.__annotations__ if name not in (*model.TIMES, "argument", "attempts", "commands")]
+
+
+def put(task, **columns):
+    """The row of a task of the model, whose times are now and thereabouts."""
+    values = {_COLUMNS.get(name, name): getattr(task, name) for name in (*_PLAIN, *model.TIMES)}
+    for name in model.TIMES:
+        column = _COLUMNS.get(name, name)
+        values[column] = values[column] if values[column] is None else ahead(values[column])
+    payload = encode((task.argument,), {}, max_bytes=1000)
+    values |= {"payload": {"args": payload.args, "kwargs": {}}, "payload_hash": canonical_hash(payload), **columns}
+    row = a_task(**values)
+    for ended, number, lease in task.attempts:
+        an_attempt(row, ended=ended, number=number, lease=lease)
+    return row
+
+
+_READ = f"""
+SELECT id, {", ".join(_COLUMNS.get(name, name) for name in _PLAIN)}, (payload->'args'->0)::int,
+       {
+    ", ".join(
+        f"extract(epoch FROM {_COLUMNS.get(name, name)} - %(since)s::timestamptz)::float8" for name in model.TIMES
+    )
+},
+       (SELECT coalesce(jsonb_agg(jsonb_build_array(ended, number, lease) ORDER BY attempt.id), '[]')
+        FROM dhara_attempt AS attempt WHERE task_id = task.id),
+       (SELECT count(*) FROM dhara_command WHERE argument->>'task' = task.id::text)
+FROM dhara_task AS task
+"""
+
+
+def read(execute, since):
+    """All tasks that there are, by id, as the model has them, their times in seconds since `since`."""
+    names = (*_PLAIN, "argument", *model.TIMES, "attempts", "commands")
+    found = {}
+    for id_, *values in execute(_READ, {"since": since}):
+        columns = dict(zip(names, values, strict=True))
+        columns["attempts"] = tuple(map(tuple, columns["attempts"]))
+        found[id_] = model.Task(**{**columns, "state": State(columns["state"])})
+    return found
 
 
 def an_attempt(task, **columns):

@@ -10,10 +10,25 @@ from contextlib import contextmanager
 from time import monotonic, sleep
 
 import psycopg
-from django.db import connections
+from django.db import connections, transaction
+
+from django_dhara import sql
 
 #: The advisory lock behind which a held statement waits.
 GATE = 7_077
+
+
+def planted(statement, changes):
+    """The text of a statement with a bug in it."""
+    for old, new in changes:
+        statement = statement.replace(old, new)
+    return statement
+
+
+def held(statement):
+    """The statement, waiting at the gate after its snapshot is taken and before it has locked a row."""
+    pause = f"WHERE (SELECT pg_advisory_xact_lock_shared({GATE}) IS NOT NULL) AND "
+    return re.sub(r"WHERE ", pause, statement, count=1)
 
 
 class Session:
@@ -32,11 +47,9 @@ class Session:
         self._thread = ThreadPoolExecutor(1)
 
     def execute(self, statement, parameters):
-        for old, new in self.planted:
-            statement = statement.replace(old, new)
+        statement = planted(statement, self.planted)
         if self.holds and "/* dhara:" in statement and "/* dhara:owned */" not in statement:
-            pause = f"WHERE (SELECT pg_advisory_xact_lock_shared({GATE}) IS NOT NULL) AND "
-            statement = re.sub(r"WHERE ", pause, statement, count=1)
+            statement = held(statement)
         return self.connection.execute(statement, parameters).fetchall()
 
     @contextmanager
@@ -87,6 +100,41 @@ class Caller:
         """Close its connections, after whatever it does."""
         self.start(connections.close_all)
         self._thread.shutdown()
+
+
+class Operator:
+    """A web process with the manners of a `Session`: what it executes runs on Django's connection of its thread."""
+
+    def __init__(self):
+        self.planted = ()
+        #: As in a Session; and an enqueue that has met its key waits before it reads whose it is.
+        self.holds = False
+        self._caller = Caller()
+        self.pid = self._caller.pid
+        self._caller.start(lambda: connections["default"].execute_wrappers.append(self._send)).result()
+        self._atomic = None
+
+    def _send(self, execute, statement, parameters, many, context):
+        statement = planted(statement, self.planted)
+        if self.holds and "/* dhara:" in statement:
+            statement = held(statement)
+        elif self.holds and statement.startswith("SELECT"):
+            context["connection"].connection.execute(f"SELECT pg_advisory_xact_lock_shared({GATE})")
+        return execute(statement, parameters, many, context)
+
+    def begin(self):
+        self._atomic = transaction.atomic()
+        self._caller.start(self._atomic.__enter__).result()
+
+    def end(self, how="COMMIT"):
+        self._caller.start(transaction.set_rollback, how == "ROLLBACK").result()
+        self._caller.start(self._atomic.__exit__, None, None, None).result()
+
+    def start(self, function, *arguments):
+        return self._caller.start(function, sql.on("default"), *arguments)
+
+    def close(self):
+        self._caller.close()
 
 
 def wait(future, session, watcher, seconds=20):

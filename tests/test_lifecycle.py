@@ -167,11 +167,12 @@ def test_what_is_no_failure_spends_no_attempt(run, verb, counter):
     assert not Attempt.objects.exists()
 
 
-def test_interruptions_have_a_budget_of_their_own(run):
-    task = a_task(State.RUNNING, interrupted=MAX_INTERRUPTED - 1)
+@pytest.mark.parametrize("failures", [0, 2])
+def test_interruptions_have_a_budget_of_their_own(run, failures):
+    task = a_task(State.RUNNING, interrupted=MAX_INTERRUPTED - 1, failures=failures)
     assert settle("interrupt", run, task).state == State.DEAD
     [attempt] = Attempt.objects.all()
-    assert (attempt.ended, attempt.number, attempt.worker_id) == ("INTERRUPTED", 1, WORKER)
+    assert (attempt.ended, attempt.number, attempt.worker_id) == ("INTERRUPTED", failures + 1, WORKER)
 
 
 @pytest.mark.parametrize(

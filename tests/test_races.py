@@ -1,22 +1,18 @@
-"""Two of a kind, or two of different kinds, on one task at the same moment, each on a real session of its own.
+"""What must hold when workers, reapers and operators meet, told case by case; each has a real session of its own.
 
-`collide` forces the order; the answers and the row must then be what one verb after the other would have come to. The
-last part plants bugs and requires that each is noticed: without it nobody would know that these tests can fail.
+test_collisions.py lets every pair of verbs meet on one task, test_interleavings.py four of them in every order.
 """
 
 import random
 from collections import Counter
-from datetime import datetime
-from itertools import count, pairwise
+from itertools import pairwise
 from uuid import UUID
 
 import pytest
-from psycopg.errors import CheckViolation
 
 from django_dhara import lifecycle
-from django_dhara.lifecycle import Renewal, Report, Rescued, Settled
-from django_dhara.lifecycle.claim import Claim
-from django_dhara.models import Attempt, Command, Task
+from django_dhara.lifecycle import Report, Settled
+from django_dhara.models import Attempt, Task
 from django_dhara.states import ARROWS, State
 from tests.rows import (
     MAX_INTERRUPTED,
@@ -24,192 +20,13 @@ from tests.rows import (
     WORKER,
     a_task,
     ago,
-    ahead,
     an_attempt,
     an_ending,
     fresh,
     row,
 )
 from tests.sessions import at_once, wait
-from tests.verbs import SKIPPED, VERBS, claim, prune, renew, rescue, settle
-
-# ------------------------------------------------------------------------------------- two verbs on one task at once
-
-#: Rows to collide on, their times far apart, and the verbs that change them.
-STARTS = {
-    "due": (State.PENDING, {"lease": 1, "run_at": ago(1000)}),
-    "scheduled": (State.PENDING, {"lease": 1, "run_at": ahead(1000)}),
-    "running": (State.RUNNING, {"lease_until": ago(300), "run_at": ago(1000), "max_attempts": 2}),
-    "dead": (State.DEAD, {"finished_at": ago(600), "run_at": ago(1000), "failures": 2}),
-}
-CHANGES = {
-    "due": ("claim", "cancel"),
-    "scheduled": ("run now", "cancel"),
-    "running": (*OUTCOMES, "rescue", "cancel", "renew", "report"),
-    "dead": ("revive", "prune"),
-}
-#: These wait for whoever holds the row, since their answer must be the truth. Nobody else ever waits.
-PATIENT = {"cancel", "revive", "run now"}
-
-_serial = count()
-
-
-def start(name):
-    """A row, alone in its backend, so that a claim, a rescue or a pruning meets no other."""
-    state, columns = STARTS[name]
-    return fresh(a_task(state, backend=f"b{next(_serial)}", enqueued_at=ago(2000), **columns))
-
-
-def collide(sessions, name, first, second, how, planted=()):
-    """Let two verbs meet on one task, and compare with what they come to one after the other.
-
-    how: "commit" and "rollback": `second` runs while the transaction of `first` is open, which then ends like that.
-         "snapshot": `first` is done wholly while `second` is between its snapshot and its locks.
-    planted: changes to the SQL of `second`.
-    """
-    task = start(name)
-    sessions[1].planted = planted
-    if how == "snapshot":
-        answers, held = _in_the_middle(*sessions, task, first, second)
-        # A statement whose snapshot has no such row is not held: it is over before anything happens.
-        assert held or second not in CHANGES[name], f"{second} was not held inside its statement"
-    else:
-        answers = _while_open(*sessions, task, first, second, how)
-    if how == "rollback":
-        answers[0] = None
-    came_to = [told(answer) for answer in answers], seen(task)
-    assert came_to in list(_legal(sessions[2].execute, name, first, second, how))
-
-
-def _while_open(leader, follower, watcher, task, first, second, how):
-    leader.begin()
-    answer = VERBS[first](leader.execute, task)
-    future = follower.start(VERBS[second], task)
-    if not wait(future, follower, watcher):
-        assert second in PATIENT, f"{second} waits for {first}"
-    leader.end(how.upper())
-    return [answer, future.result()]
-
-
-def _in_the_middle(leader, follower, watcher, task, first, second):
-    with watcher.gate():
-        follower.holds = True
-        future = follower.start(VERBS[second], task)
-        held = not wait(future, follower, watcher)
-        answer = VERBS[first](leader.execute, task)
-    follower.holds = False
-    return [answer, future.result()], held
-
-
-def _legal(execute, name, first, second, how):
-    """What the two may come to: one after the other in either order, or the second leaves the locked row out."""
-    one, two = (0, first), (1, second)
-    happened = [] if how == "rollback" else [one]
-    yield _one_by_one(execute, name, [*happened, two])
-    yield _one_by_one(execute, name, [two, *happened])
-    if second in SKIPPED:
-        yield _one_by_one(execute, name, happened, left_out=SKIPPED[second])
-    if first == second == "run now":
-        # The time to which the first one moved the task lies in the future of the second, which began before it.
-        yield [True, True], _one_by_one(execute, name, [one])[1]
-
-
-def _one_by_one(execute, name, steps, left_out=None):
-    key = (name, *steps, repr(left_out))
-    if key not in _known:
-        task = start(name)
-        answers = [None, told(left_out)]
-        for place, verb in steps:
-            answers[place] = told(VERBS[verb](execute, task))
-        _known[key] = answers, seen(task)
-    return _known[key]
-
-
-#: What verbs come to one by one, so that each order is tried once and not once for each collision.
-_known = {}
-
-
-def told(answer):
-    """An answer without the ids in it."""
-    match answer:
-        case Renewal(renewed, refused, _) | (renewed, refused, _):
-            return "renewed", len(renewed), len(refused)
-        case [*many] if many and isinstance(many[0], Claim):
-            return [(claimed.lease, claimed.attempt) for claimed in many]
-        case [*many] if many and isinstance(many[0], Rescued):
-            return [rescued.state for rescued in many]
-        case set():
-            return len(answer)
-    return answer
-
-
-def seen(task):
-    """The row of a task and its neighbours in other tables, its times rounded so that two runs can be compared."""
-    columns = row(task)
-    if columns is None:
-        return None, Attempt.objects.filter(task_id=task.id).count()
-    base = columns["enqueued_at"]
-    del columns["id"], columns["backend"]
-    for name, value in columns.items():
-        if isinstance(value, datetime):
-            columns[name] = round((value - base).total_seconds() / 100)
-    attempts = list(Attempt.objects.filter(task_id=task.id).values_list("ended", "number", "lease"))
-    return columns, attempts, Command.objects.filter(argument__task=str(task.id)).count()
-
-
-@pytest.mark.parametrize("how", ["commit", "rollback", "snapshot"])
-@pytest.mark.parametrize(("name", "first"), [(name, first) for name, verbs in CHANGES.items() for first in verbs])
-def test_two_verbs_at_once_come_to_what_one_after_the_other_would(sessions, name, first, how):
-    three = sessions(3)
-    for second in VERBS:
-        collide(three, name, first, second, how)
-
-
-_LOCK = "FOR NO KEY UPDATE OF task SKIP LOCKED"
-_SHORT_LOCK = "FOR NO KEY UPDATE SKIP LOCKED"
-_WAITS = [(" SKIP LOCKED", "")]
-_SETTLES_ANY_STATE = [
-    *[(f"WHERE task.state = {row}.state", "WHERE true") for row in ("ending", "mine")],
-    ("AND task.state = held.state", ""),
-]
-
-#: name: (row, first, second, how, what is changed in the SQL of the second)
-BUGS = {
-    "a settle waits for a cancel": ("running", "cancel", "fail", "commit", _WAITS),
-    "a settle decides before it has the lock": ("running", "cancel", "fail", "snapshot", [(_LOCK, "")]),
-    "a settle ignores the state": ("running", "rescue", "complete", "snapshot", _SETTLES_ANY_STATE),
-    "a renewal waits for a settle": ("running", "complete", "renew", "commit", _WAITS),
-    "a renewal ignores the state": ("running", "complete", "renew", "snapshot", _SETTLES_ANY_STATE),
-    "a report waits for a settle": ("running", "complete", "report", "commit", _WAITS),
-    "a rescue waits for a renewal": ("running", "renew", "rescue", "commit", _WAITS),
-    "a rescue takes a finished task": (
-        *("running", "complete", "rescue", "snapshot"),
-        [(_SHORT_LOCK, ""), ("AND task.state = 'RUNNING' AND task.lease_until < statement_timestamp()", "")],
-    ),
-    "a rescue takes a renewed lease": (
-        *("running", "renew", "rescue", "snapshot"),
-        [(_SHORT_LOCK, ""), ("AND task.lease_until < statement_timestamp()", "")],
-    ),
-    "a cancel believes its snapshot": ("due", "claim", "cancel", "commit", [("FOR NO KEY UPDATE", "")]),
-    "a task is revived twice": (
-        *("dead", "revive", "revive", "commit"),
-        [("task.state IN ('DEAD', 'CANCELED')", "true"), ("state IN ('DEAD', 'CANCELED')", "true")],
-    ),
-    "a revived task is pruned": ("dead", "revive", "prune", "snapshot", [("FOR UPDATE SKIP LOCKED", "")]),
-    "a pruning waits for a revival": ("dead", "revive", "prune", "commit", _WAITS),
-    "a task is claimed twice": ("due", "claim", "claim", "snapshot", [("FOR UPDATE SKIP LOCKED", "")]),
-    "a canceled task is claimed": ("due", "cancel", "claim", "snapshot", [("FOR UPDATE SKIP LOCKED", "")]),
-    "a claim waits for a cancel": ("due", "cancel", "claim", "commit", _WAITS),
-}
-
-
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_noticed(sessions, bug):
-    name, first, second, how, planted = BUGS[bug]
-    three = sessions(3)
-    with pytest.raises((AssertionError, CheckViolation)):
-        collide(three, name, first, second, how, planted)
-
+from tests.verbs import VERBS, claim, prune, renew, rescue, settle
 
 # ------------------------------------------------------------------------------------------------------- the claim
 

@@ -96,13 +96,14 @@ settled AS (
         started_at = CASE WHEN task.started_at <> task.attempted_at THEN task.started_at
                           ELSE statement_timestamp() - make_interval(secs => held.seconds) END
     FROM held WHERE task.id = held.id AND task.lease = held.lease AND task.state = held.state
-    RETURNING task.id, task.lease, task.state, task.failures + task.lost AS number, task.attempted_at,
+    RETURNING task.id, task.lease, task.state, task.attempted_at,
+              task.failures + task.lost + (NOT held.failed)::int AS number,
               held.nr, held.failed, held.verb, held.class, held.message, held.traceback, %(worker)s::uuid AS worker_id
 ),
 history AS (
     INSERT INTO dhara_attempt (task_id, lease, number, worker_id, started_at, ended_at, ended, error_class, message,
                                traceback)
-    SELECT id, lease, greatest(number, 1), worker_id, coalesce(attempted_at, statement_timestamp()),
+    SELECT id, lease, number, worker_id, coalesce(attempted_at, statement_timestamp()),
            statement_timestamp(),
            CASE verb WHEN 'time out' THEN 'TIMED_OUT' WHEN 'interrupt' THEN 'INTERRUPTED' ELSE 'FAILED' END,
            class, coalesce(message, ''), coalesce(traceback, '')
