@@ -323,7 +323,10 @@ class Minute(models.Model):
 
 
 class AppliedMigration(models.Model):
-    """A migration of any app, as `dhara_migrate` applied it or first met it; nothing else reads this."""
+    """A migration of any app, as `dhara_migrate` applied it or first met it; nothing else reads this.
+
+    It is read before migrations run, so a newer version must get along with the columns that are here.
+    """
 
     id = models.BigAutoField(primary_key=True)
     app = models.CharField()

@@ -41,18 +41,20 @@ class History:
         loader = MigrationLoader(None, load=False)
         loader.load_disk()
         files: dict[tuple[str, str], Any] = loader.disk_migrations
-        self.applied = {Name(*key) for key in MigrationRecorder(connection).applied_migrations()}
+        rows = MigrationRecorder(connection).applied_migrations()
+        #: By the order in which they were applied.
+        self.applied = {Name(*key): rows[key].pk for key in sorted(rows, key=lambda key: rows[key].pk)}
         self.files = {Name(*key) for key in files}
         self._squashed = {Name(*key) for migration in files.values() for key in migration.replaces}
         self.has_table = AppliedMigration._meta.db_table in connection.introspection.table_names()  # noqa: SLF001
-        rows = AppliedMigration.objects.using(connection.alias) if self.has_table else ()
-        self._kept = {Name(row.app, row.name): row for row in rows}
+        kept = AppliedMigration.objects.using(connection.alias) if self.has_table else ()
+        self._kept = {Name(row.app, row.name): row for row in kept}
         self._digests: dict[Name, str] = {}
 
     @property
     def changed(self) -> list[Name]:
         """Applied, and another one now: its digest is not the one that was kept."""
-        return sorted(name for name in self.applied & self.files & set(self._kept) if self._is_changed(name))
+        return sorted(name for name in self.applied.keys() & self.files & self._kept.keys() if self._is_changed(name))
 
     def _is_changed(self, name: Name) -> bool:
         kept, now = self._kept[name].digest, self._digest_of(name)
@@ -67,12 +69,21 @@ class History:
     def missing(self) -> list[Name]:
         """Applied, and without a file, although its app is in the project and no other migration replaces it."""
         known = self.files | self._squashed | {name for name, row in self._kept.items() if row.file_may_go}
-        return sorted(name for name in self.applied - known if _has_migrations(name.app))
+        return sorted(name for name in self.applied.keys() - known if _has_migrations(name.app))
+
+    @property
+    def newer(self) -> list[Name]:
+        """Those of the missing ones that were applied after all that the code has: by newer code, as it seems.
+
+        Or the newest ones were deleted; nothing tells these cases apart.
+        """
+        last = max((place for name, place in self.applied.items() if name in self.files), default=0)
+        return [name for name in self.missing if self.applied[name] > last]
 
     def new_name(self, missing: Name) -> Name | None:
         """The migration that is not applied and does the same as a missing one did."""
         kept = self._kept[missing].digest if missing in self._kept else ""
-        news = sorted(name for name in self.files - self.applied if name.app == missing.app)
+        news = sorted(name for name in self.files - self.applied.keys() if name.app == missing.app)
         return next((name for name in news if kept and self._digest_of(name) == kept), None)
 
     def troubles(self, accepted: Collection[Name] = ()) -> list[str]:
@@ -101,21 +112,16 @@ class History:
         """Rows to write, where they say something else than those that are there."""
         accepted = (set(self.changed) | set(self.missing)) & set(accepted)
         for name in sorted(self.applied):
-            kept = self._kept.get(name)
-            gone = name not in self.files
-            may_go = name in self._squashed or (gone and (name in accepted or (kept is not None and kept.file_may_go)))
-            row = AppliedMigration(app=name.app, name=name.name, file_may_go=may_go)
-            row.accepted_at = kept.accepted_at if kept else None
-            row.digest = kept.digest if kept and not self._is_outdated(name) else "" if gone else self._digest_of(name)
-            if name in accepted:
-                row.accepted_at = Now()
-                row.digest = row.digest if gone else self._digest_of(name)
+            kept, is_gone, is_accepted = self._kept.get(name), name not in self.files, name in accepted
+            row = AppliedMigration(app=name.app, name=name.name, digest=kept.digest if kept else "")
+            if not is_gone and (is_accepted or not digest.is_comparable(row.digest)):
+                row.digest = self._digest_of(name)
+            may_go = is_accepted or (kept is not None and kept.file_may_go)
+            row.file_may_go = name in self._squashed or (is_gone and may_go)
+            row.accepted_at = Now() if is_accepted else kept.accepted_at if kept else None
             # Without its file, and without a word on that, there is nothing to say of it.
-            if (row.digest or may_go) and (kept is None or _said(kept) != _said(row)):
+            if (row.digest or row.file_may_go) and (kept is None or _said(kept) != _said(row)):
                 yield row
-
-    def _is_outdated(self, name: Name) -> bool:
-        return name in self.files and not digest.is_comparable(self._kept[name].digest)
 
 
 def _said(row: AppliedMigration) -> tuple[object, ...]:

@@ -166,6 +166,25 @@ def test_migrations_of_an_app_that_left_the_project_are_not_missing(planted, dat
     planted.run("--check")
 
 
+@pytest.mark.fast
+def test_code_that_is_older_than_the_tables_may_be_let_pass(planted, database):
+    planted.run()
+    files = {name: planted.path(name).read_text() for name in ("0002_size", "0003_name")}
+    for name in files:
+        planted.path(name).unlink()
+    assert "garden.0002_size was applied and is now gone" in only_line(planted.run(code=1))
+    planted.run("--check", code=1)
+    assert "Applied by newer code than this: garden.0002_size, garden.0003_name." in planted.run("--allow-newer")
+    planted.run("--check", DHARA_MIGRATE_ALLOW_NEWER="1")
+    assert set(kept(database)) == {"0001_initial", "0002_size", "0003_name"}
+    # Not if it has something to apply, nor if something older is missing.
+    planted.write("0002_other", "SELECT 1", after=["0001_initial"])
+    assert "garden.0002_size was applied and is now gone" in only_line(planted.run("--allow-newer", code=1))
+    planted.path("0002_other").unlink()
+    planted.path("0003_name").write_text(files["0003_name"].replace("0002_size", "0001_initial"))
+    assert "garden.0002_size was applied and is now gone" in only_line(planted.run("--allow-newer", code=1))
+
+
 def test_accept_of_what_is_as_it_was_says_so(planted):
     assert "nothing to accept" in planted.run("--accept", "garden.0001_initial")
     line = only_line(planted.run("--accept", "garden.0009_typo", code=1))

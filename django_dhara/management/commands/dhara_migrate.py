@@ -60,6 +60,11 @@ class Command(BaseCommand):
             "--accept", action="append", type=_migration, default=[], metavar="APP.NAME",
             help="This migration was changed or deleted, and that is fine. May be given again for others.",
         )  # fmt: skip
+        flags.add_switch(
+            parser, "--allow-newer", "DHARA_MIGRATE_ALLOW_NEWER",
+            "Let it pass that migrations are gone which were applied after all that the code has, if it has nothing to "
+            "apply: this is the code before a deploy, or after its rollback.",
+        )  # fmt: skip
         _add_those_of_migrate(parser)
 
     def handle(self, *args: Any, **given: Any) -> None:
@@ -73,26 +78,27 @@ class Command(BaseCommand):
 
     def _act(self, connection: BaseDatabaseWrapper, given: dict[str, Any]) -> None:
         if given["check"]:
-            self._check(connection, given["app_label"])
+            self._check(connection, given)
         elif given["plan"]:
-            _refuse(History(connection).troubles(given["accept"]), _ADVICE)
+            history = History(connection)
+            _refuse(history.troubles(self._tolerated(connection, history, given)), _ADVICE)
             _migrate(given)
         else:
             with alone(connection, given["wait"], self._tell) as lock:
                 self._run(connection, lock, given)
 
-    def _check(self, connection: BaseDatabaseWrapper, app: str | None) -> None:
+    def _check(self, connection: BaseDatabaseWrapper, given: dict[str, Any]) -> None:
         history = History(connection)
-        # The names first: without a file of the past Django cannot tell what is to come.
-        troubles = history.troubles()
-        news = [] if history.missing else unapplied(connection, app)
+        troubles = history.troubles(self._tolerated(connection, history, given))
+        # The names first: without a file of the past Django may not be able to tell what is to come.
+        news = [] if history.missing else unapplied(connection, given["app_label"])
         _refuse([f"{name} is not applied" for name in news] + troubles)
         self.stdout.write("All migrations are applied, and as they were.")
 
     def _run(self, connection: BaseDatabaseWrapper, lock: Lock, given: dict[str, Any]) -> None:
         history = History(connection)
         self._look_at_accepted(history, given["accept"])
-        _refuse(history.troubles(given["accept"]), _ADVICE)
+        _refuse(history.troubles(self._tolerated(connection, history, given)), _ADVICE)
         history.keep(given["accept"])
         try:
             _migrate(given, lock)
@@ -108,6 +114,14 @@ class Command(BaseCommand):
                 history.keep(given["accept"])
         if not history.has_table:
             self.stderr.write(_NO_TABLE.format(alias=connection.alias))
+
+    def _tolerated(self, connection: BaseDatabaseWrapper, history: History, given: dict[str, Any]) -> list[Name]:
+        """What may differ: what a person has accepted, and what newer code has applied."""
+        newer = history.newer if given["allow_newer"] else []
+        if newer and not unapplied(connection):
+            self._tell(f"Applied by newer code than this: {', '.join(map(str, newer))}.")
+            return [*given["accept"], *newer]
+        return list(given["accept"])
 
     def _look_at_accepted(self, history: History, accepted: list[Name]) -> None:
         for name in accepted:
