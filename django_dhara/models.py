@@ -321,3 +321,25 @@ class Minute(models.Model):
 
     def __str__(self) -> str:
         return f"{self.minute:%Y-%m-%d %H:%M} {self.function}"
+
+
+class AppliedMigration(models.Model):
+    """A migration of any app, as `dhara_migrate` applied it or first met it; nothing else reads this.
+
+    It is read before migrations run, so a newer version must get along with the columns that are here.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    app = models.CharField()
+    name = models.CharField()
+    digest = models.CharField(db_default="", help_text="Of its syntax tree; empty: its file was never seen.")
+    file_may_go = models.BooleanField(db_default=False, help_text="It was squashed, or somebody said that it may.")
+    recorded_at = models.DateTimeField(db_default=Now())
+    accepted_at = models.DateTimeField(null=True, help_text="When somebody last said that a change is fine.")
+
+    class Meta:
+        db_table = "dhara_migration"
+        constraints = (models.UniqueConstraint(name="dhara_migration_name", fields=("app", "name")),)
+
+    def __str__(self) -> str:
+        return f"{self.app}.{self.name}"

@@ -15,6 +15,10 @@ from django_dhara.conf import Options
 from django_dhara.lifecycle import Wanted
 from django_dhara.sql import Execute
 
+#: The newest migration of ours that workers of this version cannot do without. By rule the newest one of the release
+#: before: during a deploy the code is new before the tables are, or the other way round. CONTRIBUTING.md, Release.
+NEEDED = "0001_initial"
+
 _REGISTER = """/* dhara:register */
 INSERT INTO dhara_worker (id, backend, name, host, pid, version, queues, exclude_queues, concurrency, lease_seconds,
                           started_at, heartbeat_at)
@@ -60,8 +64,8 @@ class Presence:
 
 
 def missing_migrations(execute: Execute) -> list[str]:
-    """Migrations of ours that this code has and the database has not, in order. More in the database do no harm."""
-    known = [module.name for module in pkgutil.iter_modules(migrations.__path__)]
+    """Migrations of ours that a worker has to wait for, in order. More in the database do no harm."""
+    known = [module.name for module in pkgutil.iter_modules(migrations.__path__) if module.name <= NEEDED]
     try:
         applied = {name for (name,) in execute(_APPLIED, {})}
     except psycopg.errors.UndefinedTable:

@@ -54,12 +54,18 @@ DJANGOS_LOGGER = "django.tasks" if django.VERSION >= (6, 0) else "django_tasks"
 
 
 class Process:
-    """A management command, its output in a file."""
+    """A management command, its output in a file.
 
-    def __init__(self, words, log, **env):
+    Args:
+        folder: another project than this one, where the command finds its code; what is not there it takes from here.
+        settings: of that project.
+    """
+
+    def __init__(self, words, log, folder=PROJECT, settings="tests.settings", **env):
         self._path = log
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("DHARA_", "DJANGO_"))}
-        environ |= {"DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1"}
+        environ |= {"DJANGO_SETTINGS_MODULE": settings, "PYTHONUNBUFFERED": "1"}
+        environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(folder), str(PROJECT)]))
         with log.open("ab") as file:
             self.popen = subprocess.Popen(
                 words,
@@ -67,7 +73,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                cwd=PROJECT,
+                cwd=folder,
                 start_new_session=True,
             )
         self.pid = self.popen.pid
@@ -186,10 +192,10 @@ class Database:
 
 
 class Crew:
-    """The processes of one test on one database."""
+    """The processes of one test on one database; `project` is the folder of the code that they run."""
 
-    def __init__(self, folder, database, **env):
-        self._folder, self._env = folder, env
+    def __init__(self, folder, database, project=PROJECT, **env):
+        self._folder, self._project, self._env = folder, project, env
         self.database = database
         self._processes = []
 
@@ -213,7 +219,7 @@ class Crew:
         """Start any management command."""
         log = self._folder / f"process-{len(self._processes)}.log"
         words = [*prefix, sys.executable, "manage.py", *words]
-        process = Process(words, log, **{**self._env, **env})
+        process = Process(words, log, self._project, **{**self._env, **env})
         self._processes.append(process)
         return process
 

@@ -1,0 +1,1 @@
+"""Upgrades: `dhara_migrate`, and this version beside the one before it."""
