@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -74,12 +75,13 @@ class OwnServer:
         self._server.release()
 
 
-@pytest.fixture(scope="session")
-def own_cluster(tmp_path_factory):
-    """A server of this module's own, with all tables; made once, since initdb and migrations take seconds."""
+@contextmanager
+def an_own_server(before_migrate=lambda: None):
+    """A server with all tables, and nothing else in it."""
     folder = Path(tempfile.mkdtemp(prefix="dhara-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
     server = OwnServer(folder)
+    before_migrate()
     migrate = harness.Process(
         [harness.sys.executable, "manage.py", "migrate", "--run-syncdb", "-v0"], folder / "migrate.log", **server.env
     )
@@ -87,6 +89,13 @@ def own_cluster(tmp_path_factory):
     yield server
     server.close()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def own_cluster():
+    """A server to stop, made once, since initdb and migrations take seconds."""
+    with an_own_server() as server:
+        yield server
 
 
 @pytest.fixture
