@@ -53,6 +53,9 @@ class Ears:
         self.open_at = monotonic() + AGAIN_SECONDS * random.uniform(0.5, 1.5)
         try:
             self._session.open()
+            if self._session.shares_sessions(other):
+                self._give_up()
+                return False
             self._listener = Listener(self._session.raw, self._alias)
             self._listener.test(other)
         except (Disconnected, Busy, psycopg.Error) as error:

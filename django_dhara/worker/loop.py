@@ -245,8 +245,6 @@ class Worker:
         if self._ears.open(self._session):
             self._claim_at = 0.0  # what was announced before is found by looking
         queues = self._ears.heard()
-        if self._ears.hears is False:
-            self._session.prepares = False
         if any(self._serves(queue) for queue in queues):
             self._claim_at, self._looks_ahead = 0.0, len(wakeup.LOOK_AGAIN_SECONDS)
 

@@ -29,6 +29,10 @@ READ_ONLY = "25006"
 #: have done nothing, and none is left behind that would claim tasks for nobody once it gets its lock.
 SERVER_SHARE = 0.8
 
+_WHICH_SESSION = "/* dhara:pooler */ SELECT pg_backend_pid()"
+#: How often it is asked whether a pooler shares sessions.
+POOLER_LOOKS = 10
+
 
 class Disconnected(Exception):
     """The statement failed because the server is out of reach; whether it was carried out is not known."""
@@ -53,8 +57,10 @@ class Session:
         self.name = name
         self.deadline_seconds = deadline_seconds
         self.dsn = dsn
-        #: Prepared statements; off behind a pooler that gives each transaction another server session.
+        #: Prepared statements; off behind a pooler, which may give each transaction another server session.
         self.prepares = True
+        #: Is there a pooler in between? Then nothing of the server's session is ours, to alter or to rely on.
+        self.is_pooled = False
         self._connection: _Connection | None = None
 
     def hurry(self) -> None:
@@ -112,6 +118,20 @@ class Session:
                 self.close()
                 raise Disconnected(_one_line(error)) from error
             raise
+
+    def shares_sessions(self, other: Session) -> bool:
+        """Does a pooler give a session of the server to us and to others by turns, a transaction each?
+
+        Asked without LISTEN or SET, which would stay behind in a session that is not ours. A pooler gives the session
+        that was used last, which `other` has used, or another one each time.
+        """
+        if not self.is_pooled:
+            return False
+        ours, theirs = set(), set()
+        for _ in range(POOLER_LOOKS):
+            ours |= set(self.execute(_WHICH_SESSION))
+            theirs |= set(other.execute(_WHICH_SESSION))
+        return len(ours) > 1 or bool(ours & theirs)
 
     def close(self) -> None:
         """Forget the connection; nothing is sent that could wait."""
@@ -176,17 +196,20 @@ def _prepare(connection: _Connection) -> None:
     ).fetchall()
     if recovering:
         raise psycopg.OperationalError("the server is a standby and only reads")
+    session.is_pooled = pid != connection.info.backend_pid  # a pooler tells a number of its own making
+    if session.is_pooled:
+        # It would hand our settings on to others. Above READ COMMITTED more statements come to be tried again.
+        session.prepares = False
+        return
     if isolation != "read committed":
         connection.execute("SET default_transaction_isolation = 'read committed'")
-    if pid == connection.info.backend_pid:
-        # A pooler tells a number of its own making, and would hand our setting on to others.
-        limit = str(max(int(session.deadline_seconds * SERVER_SHARE * 1000), 1))
-        # Our statements have one right plan, whatever their values; to plan a claim anew takes as long as to claim 50.
-        connection.execute(
-            "SELECT set_config('statement_timeout', %s, false), "
-            "set_config('plan_cache_mode', 'force_generic_plan', false), set_config('jit', 'off', false)",
-            [limit],
-        )
+    limit = str(max(int(session.deadline_seconds * SERVER_SHARE * 1000), 1))
+    # Our statements have one right plan, whatever their values; to plan a claim anew takes as long as to claim 50.
+    connection.execute(
+        "SELECT set_config('statement_timeout', %s, false), "
+        "set_config('plan_cache_mode', 'force_generic_plan', false), set_config('jit', 'off', false)",
+        [limit],
+    )
 
 
 def _is_server_side(error: psycopg.Error) -> bool:
