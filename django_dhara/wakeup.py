@@ -55,8 +55,8 @@ def send(database: str, alias: str, queues: Iterable[str]) -> None:
 class Listener:
     """A session that listens, and knows whether it hears anything.
 
-    Behind a pooler in transaction mode LISTEN succeeds and nothing ever arrives, and whatever else stands in between may
-    do the same. So a token is sent from another session after each LISTEN; while it has not come back, `hears` is None,
+    Behind a pooler in transaction mode LISTEN succeeds and nothing ever arrives; whatever else stands in between may do
+    the same. So a token is sent from another session after each LISTEN; while it has not come back, `hears` is None,
     and False once it is overdue.
     """
 

@@ -6,7 +6,7 @@ control loop is the same as with threads, and never waits for a pipe. What goes 
 between a process and its own child; of an exception only its text does, since to unpickle one would run its code here.
 
 A function that is overdue is killed with its child. One that was canceled gets a CancelledError, and is killed when it
-has not ended after a while. Only a child that dies by itself costs its run an attempt, and only that run.
+has not ended after CANCEL_SECONDS. Only a child that dies by itself costs its run an attempt, and only that run.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from django_dhara.worker.executors import Crew, Done
 
 #: How often a waiting thread looks whether its run is still wanted, and its child still lives.
 TICK_SECONDS, IDLE_TICK_SECONDS = 0.1, 1.0
-#: A canceled function has so long to end.
-STOP_SECONDS = 5.0
+#: For the end of a process that has closed its pipe.
+LEFTOVER_SECONDS = 5.0
 #: A child that is not ready after so many seconds never will be.
 START_SECONDS = 120.0
 #: After so many children in a row that did not start the worker gives up. Between two tries it waits, longer each time.
@@ -289,7 +289,7 @@ class _Child:
         told = (run.canceled or run.lost, run.stopping, run.at_risk)
         if told != self._told:
             if told[0] and not self._told[0]:
-                self._kill_at = monotonic() + STOP_SECONDS
+                self._kill_at = monotonic() + run.options.cancel_seconds
             self._told = told
             self._connection.send(("told", *told))
         if run.abandoned or monotonic() > self._kill_at:
@@ -309,7 +309,7 @@ class _Child:
 
     def _without_answer(self, run: Run) -> Outcome:
         """It died. If the function had settled its task in its own transaction, settling will find that out."""
-        code = self.end(STOP_SECONDS)
+        code = self.end(LEFTOVER_SECONDS)
         if run.canceled or run.abandoned or run.lost:
             return execution.judge(run, CancelledError())
         return execution.judge(run, ChildDied(f"the child process that ran it ended: {how_it_ended(code)}"))

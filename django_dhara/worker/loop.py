@@ -47,6 +47,8 @@ FAREWELL_SECONDS = 4.0
 STATS_SECONDS, SUMMARY_SECONDS = 10.0, 60.0
 #: How long a burst waits for a database that is away, or not migrated, before it fails: nobody watches it.
 BURST_PATIENCE_SECONDS = 10.0
+#: A worker that is not woken looks so often while functions run: a cancel reaches them within a second.
+COMMAND_SECONDS = 0.8
 #: How often running functions are looked at: overdue ones, blocked event loops, tasks that wait too long here.
 CHECK_SECONDS = 0.1
 
@@ -264,6 +266,8 @@ class Worker:
     def _next_poll(self, due_in: float | None) -> float:
         """When to look again: soon after a wake-up, when the next task is due, at last after the poll interval."""
         pause = self.options.poll_seconds * random.uniform(0.9, 1.1)
+        if self._hand.is_busy and not self._ears.hears:
+            pause = min(pause, COMMAND_SECONDS)
         if due_in is not None:
             pause = min(pause, due_in + 0.001)
         if self._looks_ahead:
