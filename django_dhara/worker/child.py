@@ -165,20 +165,22 @@ class Child:
             self._stop_here()
 
     def _listen(self) -> None:
-        while True:
-            try:
-                kind, *words = self._connection.recv()
-            except Exception:  # noqa: BLE001 - its end, or whatever it takes to unpickle what is no message of ours
-                self._leave()
-            if kind == "run":
-                self._known = ()
-                self._orders.put(tuple(words))
-            elif kind == "answer":
-                self._answers.put((words[0], words[1]))
-            else:
-                self._known = tuple(words)
-                if self._current is not None:
-                    self._hear(self._current, *words)
+        try:
+            while True:
+                self._take_in(*self._connection.recv())
+        except BaseException:  # noqa: BLE001 - its end, what is no message of ours, or a fault: who is deaf is of no use
+            self._leave()
+
+    def _take_in(self, kind: str, *words: Any) -> None:
+        if kind == "run":
+            self._known = ()
+            self._orders.put(tuple(words))
+        elif kind == "answer":
+            self._answers.put((words[0], words[1]))
+        else:
+            self._known = tuple(words)
+            if self._current is not None:
+                self._hear(self._current, *words)
 
     def _hear(self, run: Run, stops: bool, stopping: bool, at_risk: bool) -> None:
         run.stopping, run.at_risk = stopping, at_risk

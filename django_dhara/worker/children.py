@@ -34,7 +34,7 @@ from django_dhara import __version__, execution, hygiene
 from django_dhara.errors import ChildDied, LeaseLost, UnknownFunction
 from django_dhara.execution import Run
 from django_dhara.states import HandedBack, Outcome
-from django_dhara.worker.executors import Crew, Done
+from django_dhara.worker.executors import Crew, Done, Fail, start_thread
 
 #: How often a waiting thread looks whether its run is still wanted, and its child still lives.
 TICK_SECONDS, IDLE_TICK_SECONDS = 0.1, 1.0
@@ -64,7 +64,7 @@ class Children(Crew):
         size: how many children there are.
         done, pass_on: as for `Threads`.
         ring: called when the first child is ready.
-        fail: called with a reason when children do not start.
+        fail: called with a reason when children do not start, or a thread that serves one has died.
         max_tasks: so many runs, and a child makes room for a new one; 0: as many as come.
 
     Raises:
@@ -78,15 +78,15 @@ class Children(Crew):
         pass_on: Done,
         *,
         ring: Callable[[], None],
-        fail: Callable[[str], None],
+        fail: Fail,
         max_tasks: int = 0,
     ) -> None:
         if not settings.SETTINGS_MODULE:
             raise ImproperlyConfigured(
                 "PROCESSES needs DJANGO_SETTINGS_MODULE: child processes cannot import settings made by configure()."
             )
-        super().__init__(size, done, pass_on)
-        self._ring, self._fail = ring, fail
+        super().__init__(size, done, pass_on, fail)
+        self._ring = ring
         self._max_tasks = max_tasks
         self._closed = False
         self._children: set[_Child] = set()
@@ -133,7 +133,7 @@ class Children(Crew):
             child.end(max(deadline - monotonic(), 0.0))
 
     def _start_thread(self) -> None:
-        threading.Thread(target=self._serve, name="dhara-child", daemon=True).start()
+        start_thread("dhara-child", self._serve, self._fail)
 
     def _serve(self) -> None:
         goes_on = True

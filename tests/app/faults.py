@@ -97,3 +97,9 @@ def schema(name):
 def change_schema():
     with connection.cursor() as cursor:
         cursor.execute("SET search_path TO pg_catalog")
+
+
+@task
+def close_everything():
+    """As a daemon's start would."""
+    os.closerange(3, 200)
