@@ -38,7 +38,7 @@ Fail = Callable[[str], None]
 
 
 def start_thread(name: str, serve: Callable[[], None], fail: Fail) -> threading.Thread:
-    """A thread that the worker needs: if it dies the worker would be deaf in one ear, so it stops and is started anew."""
+    """A thread that the worker needs: when it dies the worker stops, which would be deaf in one ear without it."""
 
     def run() -> None:
         try:

@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.datetime import TimestamptzLoader
 
 logger = logging.getLogger("django_dhara.worker")
@@ -173,10 +174,11 @@ def _connect(session: Session) -> _Connection:
     except Exception as error:  # whatever that service's client raises
         raise Disconnected(_one_line(error)) from error
     parameters |= {"cursor_factory": psycopg.Cursor, "prepare_threshold": 5, "application_name": session.name}
-    parameters.setdefault("connect_timeout", max(2, int(session.deadline_seconds)))
     if session.dsn:
         parameters = {"conninfo": session.dsn, "application_name": session.name, "context": parameters["context"]}
     try:
+        given = conninfo_to_dict(session.dsn) if session.dsn else parameters
+        parameters |= _in_time(given, session.deadline_seconds)
         connection = _Connection.connect(autocommit=True, **parameters)
     except (psycopg.Error, OSError) as error:
         raise Disconnected(_one_line(error)) from error
@@ -184,6 +186,19 @@ def _connect(session: Session) -> _Connection:
     # Django's own loader, which is Python, would take most of the time of a claim; see `results.in_django_time`.
     connection.adapters.register_loader("timestamptz", TimestamptzLoader)
     return connection
+
+
+def _in_time(given: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """What is to be added to the connection parameters `given`: that all hosts are tried within about `seconds`, and at
+    least 2 each, and that of several hosts the one that can write is taken."""
+    hosts = str(given.get("host") or given.get("hostaddr") or "").count(",") + 1
+    most, own = max(2, int(seconds / hosts)), str(given.get("connect_timeout") or 0)
+    added: dict[str, Any] = {}
+    if own.isdecimal():  # else psycopg says what is wrong with it
+        added["connect_timeout"] = min(int(own) or most, most)
+    if hosts > 1 and not given.get("target_session_attrs"):
+        added["target_session_attrs"] = "read-write"
+    return added
 
 
 def _prepare(connection: _Connection) -> None:

@@ -32,7 +32,8 @@ def obey(context, how):
             time.sleep(0.01)
     mark(f"{how} heard")
     if how in _ENDS:
-        raise _ENDS[how]()
+        error = _ENDS[how]()
+        raise error
 
 
 @task
@@ -43,7 +44,8 @@ async def aobey(how):
         await asyncio.sleep(60)
     await amark(f"{how} heard")
     if how in _ENDS:
-        raise _ENDS[how]()
+        error = _ENDS[how]()
+        raise error
 
 
 @task

@@ -39,6 +39,6 @@ class Vandal(AppConfig):
     def ready(self):
         from importlib import import_module
 
-        for part, (module, owner, name) in PLACES.items():
-            owner = getattr(import_module(module), owner)
+        for part, (module, class_, name) in PLACES.items():
+            owner = getattr(import_module(module), class_)
             setattr(owner, name, broken(getattr(owner, name), part))

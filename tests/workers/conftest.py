@@ -13,6 +13,7 @@ from time import sleep
 import psycopg
 import pytest
 
+from example_project.localdb import binaries
 from example_project.localdb.place import Place
 from example_project.localdb.server import Server
 from tests.workers import harness
@@ -50,6 +51,7 @@ class OwnServer:
 
     def __init__(self, folder):
         # Not a profile of tests: what was committed is there after a crash.
+        self.folder = folder
         self._server = Server(Place(folder / "crash", "crash"))
         self.cluster = self._server.cluster
         self.start()
@@ -77,6 +79,48 @@ class OwnServer:
     def close(self):
         self._server.stop()
         self._server.release()
+
+
+class Standby:
+    """A copy of a server that follows it and only reads, until it is promoted."""
+
+    def __init__(self, folder, primary):
+        place = Place(folder / "standby", "standby")
+        self._server = Server(place)
+        place.prepare()
+        programs = binaries.find(place.account())
+        account, where = place.account(), primary.parameters
+        rights = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}
+        copy = [programs / "pg_basebackup", "-R", "-c", "fast", "-h", where["host"], "-U", where["user"]]
+        if account:
+            place.base.chmod(0o777)  # for the new folder inside
+        subprocess.run([*copy, "-D", place.data], check=True, cwd="/", **rights)
+        self._server.ensure("dhara")
+        self.parameters = {**where, "host": str(place.sockets)}
+        self.database = Database(**self.parameters)
+
+    def has_all_of(self, primary):
+        """It has replayed all that the primary has written by now."""
+        written = primary.database.value("SELECT pg_current_wal_lsn()::text")
+        until(lambda: self.database.value("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", written))
+
+    def promote(self):
+        assert self.database.value("SELECT pg_promote(wait => true)")
+
+    def close(self):
+        self.database.close()
+        self._server.stop()
+        self._server.release()
+
+
+@pytest.fixture
+def pair():
+    """A primary, which may be stopped for good, and its standby; made anew for each test."""
+    with an_own_server() as primary:
+        primary.connect()
+        standby = Standby(primary.folder, primary)
+        yield primary, standby
+        standby.close()
 
 
 @contextmanager

@@ -19,9 +19,7 @@ def add(database, name, *args, **columns):
     return database.add(name, *args, function=from_stops(name), **columns)
 
 
-@pytest.mark.parametrize(
-    "way", [way if way != "threads" else pytest.param(way, marks=pytest.mark.fast) for way in WAYS]
-)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("notify", ["true", pytest.param("false", marks=SLOW)])
 def test_a_running_function_hears_of_its_cancel_within_a_second(crew, database, way, notify):  # G06
     flags, name = WAYS[way]
