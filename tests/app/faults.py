@@ -103,3 +103,28 @@ def change_schema():
 def close_everything():
     """As a daemon's start would."""
     os.closerange(3, 200)
+
+
+@task(atomic=True, takes_context=True)
+def effect(context, name, seconds, trouble=""):
+    """Writes one row, and takes its time; `trouble` comes in the first attempt, after the write."""
+    Note.objects.create(text=name)
+    if trouble == "query" and context.attempt == 1:
+        connection.cursor().execute("SELECT 1/0")
+    if trouble == "close" and context.attempt == 1:
+        connection.close()
+    if trouble == "slow query" and context.attempt == 1:
+        connection.cursor().execute("SELECT pg_sleep(2)")
+    time.sleep(seconds)
+    if trouble == "raise" and context.attempt == 1:
+        raise ValueError(name)
+    if trouble == "exit" and context.attempt == 1:
+        sys.exit(3)
+
+
+@task
+def wait_offline(path, name, seconds):
+    """Writes its beginning into a file, and asks nothing of the database."""
+    with Path(path).open("a") as file:
+        file.write(f"{name}\n")
+    time.sleep(seconds)
