@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
+import locale
 import os
 import signal
 import sys
 import threading
 from asyncio import CancelledError
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
@@ -33,6 +35,14 @@ IDLE_SECONDS = 60.0
 #: From the end of the parent to the end of a child that is idle, and takes its leave.
 LEAVE_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
+
+
+def _surroundings() -> tuple[str, str]:
+    """What a function can change of its process that the next one would notice: locale and working directory."""
+    try:
+        return locale.setlocale(locale.LC_ALL), os.getcwd()
+    except OSError:  # the directory is gone
+        return locale.setlocale(locale.LC_ALL), ""
 
 
 def main(socket: int) -> None:
@@ -76,6 +86,7 @@ class Child:
         #: What the parent has said of this run, maybe while its function was still being imported.
         self._known: tuple[bool, ...] = ()
         self._context = contextvars.copy_context()
+        self._surroundings = _surroundings()
 
     def serve(self) -> None:
         """Run what comes until the parent closes the pipe."""
@@ -91,6 +102,14 @@ class Child:
             signal.setitimer(timer, 0)
         signal.signal(signal.SIGINT, lambda *_: None)
         signal.signal(signal.SIGTERM, self._on_stop)
+
+    def _restore(self) -> None:
+        """One run at a time is here, so what it left of its surroundings can be told and undone, unlike on threads."""
+        if _surroundings() != self._surroundings:
+            name, folder = self._surroundings
+            with suppress(locale.Error, OSError):
+                locale.setlocale(locale.LC_ALL, name)
+                os.chdir(folder)
 
     def _next_order(self) -> tuple[Any, ...] | None:
         try:
@@ -112,9 +131,11 @@ class Child:
         )
         run.outcome = execution.prepare(run)
         if run.outcome is None:
+            hygiene.fresh_numbers()
             hygiene.before_run()
             run.outcome = self._call(run)
             hygiene.after_run(claim.function)
+            self._restore()
         self._take_signals()
         self._send("ended", run.outcome, run.settled, str(run.exception) if run.unknown else None)
 

@@ -202,6 +202,8 @@ class _Child:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
+            for end in (ours, theirs):
+                end.setblocking(True)  # a function may have called socket.setdefaulttimeout()
             theirs.set_inheritable(True)
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
                 [

@@ -204,6 +204,7 @@ class Threads(Crew):
 
 
 def _call_here(run: Run) -> Outcome:
+    hygiene.fresh_numbers()
     hygiene.before_run()
     outcome = execution.execute(run)
     run.ended = monotonic()
@@ -322,6 +323,7 @@ class EventLoop(Waiting):
             run.outcome = HandedBack()
         if run.outcome is not None:
             return
+        hygiene.fresh_numbers()
         async with ThreadSensitiveContext() as context:
             run.outcome = await execution.aexecute(run)
             run.ended = monotonic()

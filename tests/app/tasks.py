@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import decimal
 import os
 import re
 import signal
@@ -143,6 +144,14 @@ async def acount(name):
 @task
 async def asleep_in_database(seconds):
     await sync_to_async(nap_in_database.func)("query", seconds)
+
+
+@task
+async def around_decimals(precision):
+    """What it finds, and leaves another precision."""
+    found = decimal.getcontext().prec
+    decimal.getcontext().prec = precision
+    return found
 
 
 @task

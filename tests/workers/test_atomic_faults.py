@@ -13,10 +13,14 @@ SLOW = pytest.mark.slow
 ENV = {"DHARA_BACKOFF_BASE_SECONDS": 0.05, "DHARA_MAX_ATTEMPTS": 50, "DHARA_MAX_LOST": 50, "DHARA_MAX_INTERRUPTED": 500}
 WAYS = {"threads": ("--concurrency", "4"), "processes": ("--processes", "3")}
 TROUBLES = ["", "", "", "query", "close", "raise", "exit"]
+END_ALL = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE pid <> pg_backend_pid() AND datname = current_database()"
+)
 UNFINISHED = "SELECT count(*) FROM dhara_task WHERE state IN ('PENDING', 'RUNNING')"
 AGREE = """
-    SELECT state, effects, count(*) FROM (
-        SELECT state, (SELECT count(*) FROM app_note WHERE text = payload->'args'->>0) AS effects FROM dhara_task) AS task
+    SELECT state, effects, count(*)
+    FROM dhara_task, LATERAL (SELECT count(*) AS effects FROM app_note WHERE text = payload->'args'->>0) AS note
     GROUP BY state, effects
 """
 
@@ -66,8 +70,7 @@ def test_when_all_sessions_are_ended_again_and_again(crew, database, way):
     killed = 0
     for left in range(55, 5, -5):
         goes_on(database, left)
-        killed += len(database.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
-                                    " AND datname = current_database()"))  # fmt: skip
+        killed += len(database.rows(END_ALL))
     goes_on(database, 0)
     assert killed > 20
     agrees(database, completed=60)
