@@ -135,7 +135,7 @@ def _leftover(connection: BaseDatabaseWrapper) -> str:
 def _is_altered(connection: BaseDatabaseWrapper) -> bool:
     if _session(connection) is None or not hasattr(connection, "dhara_fresh"):
         return False
-    return connection.dhara_altered or _looks(connection) != connection.dhara_fresh  # type: ignore[attr-defined]
+    return bool(connection.dhara_altered or _looks(connection) != connection.dhara_fresh)  # type: ignore[attr-defined]
 
 
 #: What a server tells of a session by itself, whoever changed it; search_path since PostgreSQL 18.

@@ -17,6 +17,7 @@ import threading
 from asyncio import CancelledError
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import Any, NoReturn
@@ -40,7 +41,7 @@ _PR_SET_PDEATHSIG = 1
 def _surroundings() -> tuple[str, str]:
     """What a function can change of its process that the next one would notice: locale and working directory."""
     try:
-        return locale.setlocale(locale.LC_ALL), os.getcwd()
+        return locale.setlocale(locale.LC_ALL), str(Path.cwd())
     except OSError:  # the directory is gone
         return locale.setlocale(locale.LC_ALL), ""
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from contextlib import suppress
 from contextvars import ContextVar
 from decimal import Decimal
@@ -549,4 +550,17 @@ def echo_and_print(text):
 def fork_and_return(name):
     """Both sides return, though only one was asked to run."""
     connection.close()
-    return "parent" if os.fork() else "fork"
+    return "parent" if _fork() else "fork"
+
+
+@task(atomic=True)
+def fork_in_a_transaction(name):
+    """The connection is open, with what the run has written."""
+    Note.objects.create(text=name)
+    return "parent" if _fork() else "fork"
+
+
+def _fork():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # there are threads beside this one
+        return os.fork()
