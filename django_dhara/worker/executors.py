@@ -13,6 +13,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import Any
@@ -347,7 +348,8 @@ class EventLoop(Waiting):
 
 
 class Herald:
-    """One thread that calls the receivers of signals: they are user code, and must not hold up the control loop."""
+    """One thread that calls the receivers of signals, and writes the control loop's log: handlers and receivers are the
+    project's, and must not hold up the control loop."""
 
     #: With more waiting than this the worker claims nothing new: the receivers are slower than the functions.
     FULL = 10_000
@@ -363,6 +365,10 @@ class Herald:
     @property
     def is_full(self) -> bool:
         return self._waiting.qsize() > self.FULL
+
+    @property
+    def lives(self) -> bool:
+        return self._thread.is_alive()
 
     def close(self, timeout: float) -> None:
         """Wait until all is told, at most `timeout` seconds."""
@@ -381,4 +387,5 @@ class Herald:
             hygiene.before_run()
             call()
         except BaseException:
-            logger.exception("A signal could not be sent")
+            with suppress(BaseException):  # it may be a handler of the log that is broken
+                logger.exception("A signal could not be sent, or a line not written")

@@ -376,10 +376,14 @@ class Hand:
             self._stop_function(run)
             self._plain.stop(run)
 
-    def tell(self, calls: Iterable[Callable[[], Any]]) -> None:
+    def tell(self, *calls: Callable[[], Any]) -> None:
         """Announce something; see `news.py`."""
         for call in calls:
             self._herald.submit(call)
+
+    def is_heard(self) -> bool:
+        """Does anybody carry out what is told?"""
+        return self._herald.lives
 
     def close(self) -> None:
         """Let the executors' threads end, those that can."""

@@ -22,7 +22,7 @@ from django_dhara.conf import Options
 from django_dhara.execution import Run
 from django_dhara.lifecycle import Rescued, Wanted
 from django_dhara.states import State
-from django_dhara.worker import orders, presence
+from django_dhara.worker import orders, presence, voice
 from django_dhara.worker.alarm import Alarm
 from django_dhara.worker.ears import Ears
 from django_dhara.worker.hand import Hand
@@ -113,7 +113,7 @@ class Worker:
         """Serve until asked to stop; returns the exit code: 0 after a clean end."""
         hygiene.watch()
         try:
-            with self._alarm.on_signals(self.on_signal):
+            with self._alarm.on_signals(self.on_signal), voice.handed_on(self._hand.tell, self._hand.is_heard):
                 self._serve()
         finally:
             self._alarm.close()
@@ -398,7 +398,7 @@ class Worker:
         for task in rescued:
             what = "dead" if task.state is State.DEAD else "lost"
             self._recorder.add(stats.Event(self.wanted.backend, task.queue, task.function, what))
-        self._hand.tell(news.of_rescued(type(self.backend), self.options.database, rescued))
+        self._hand.tell(*news.of_rescued(type(self.backend), self.options.database, rescued))
         self._claim_at = 0.0
 
     def _write_stats(self) -> None:

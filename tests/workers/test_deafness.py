@@ -78,3 +78,34 @@ def test_a_function_that_closes_all_files_ends_the_process(crew, database):
     worker = crew.start("--drain-timeout", "1")
     database.add("close_everything", function="tests.app.faults.close_everything", max_attempts=1)
     assert worker.ends(15) != 0
+
+
+BAD_LOG = """
+import logging
+import time
+from tests.settings import *
+
+class Handler(logging.Handler):
+    def emit(self, record):
+        {what}
+
+LOGGING["handlers"]["bad"] = {{"()": Handler, "level": "WARNING"}}
+LOGGING["root"]["handlers"] = ["stderr", "bad"]
+"""
+
+
+@pytest.mark.parametrize("what", ["time.sleep(6)", "raise RuntimeError('no log')", "raise SystemExit(3)"])
+def test_a_handler_of_the_log_that_waits_or_fails_costs_no_lease(crew, database, tmp_path, what):
+    (tmp_path / "bad_log.py").write_text(BAD_LOG.format(what=what))
+    where = f"{tmp_path}:{__file__.rpartition('/tests/')[0]}"
+    worker = crew.start("--drain-timeout", "1", DJANGO_SETTINGS_MODULE="bad_log", PYTHONPATH=where)
+    crew.start("--queues", "idle")
+    task = database.add("doze", "long", 8.0)
+    until(lambda: database.effects("long") == 1)
+    assert database.terminate("dhara worker%")  # each writes a warning
+    after = database.add("count", "after")
+    until(lambda: database.states(after) == ["COMPLETED"], 5)
+    until(lambda: database.states(task) == ["COMPLETED"])
+    assert (database.task(task)["lost"], database.effects("long")) == (0, 1)
+    assert worker.stop() == 0
+    assert "has lost the database" in worker.log
