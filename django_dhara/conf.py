@@ -53,6 +53,9 @@ class Options:
     poll_seconds: float = _number(1.0, at_least=0.01, at_most=3600)
     #: How long a stopping worker lets running functions finish; below the usual 30 s of grace before SIGKILL.
     drain_seconds: float = _number(25.0, at_least=0, at_most=86_400)
+    #: How long a canceled function in a child process may take to end, after a CancelledError was raised in it, before
+    #: it is killed: enough to close files and roll back.
+    cancel_seconds: float = _number(5.0, at_least=0, at_most=86_400)
 
     #: Failed and lost runs after which a task is DEAD.
     max_attempts: int = _number(5, at_least=1, at_most=10_000)

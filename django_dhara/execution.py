@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from asyncio import CancelledError
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -270,7 +271,17 @@ def begin(run: Run) -> Callable[[], Any]:
     task = run.task
     assert task is not None
     args = [Context(run), *run.args] if task.takes_context else run.args
-    return partial(task.func, *args, **run.kwargs)
+    return partial(_call, task.func, *args, **run.kwargs)
+
+
+def _call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """A fork that the function lets run on into our code ends here: the run is its parent's, and so are the sockets."""
+    process = os.getpid()
+    try:
+        return function(*args, **kwargs)
+    finally:
+        if os.getpid() != process:
+            os._exit(1)
 
 
 def _announce_start(run: Run) -> None:

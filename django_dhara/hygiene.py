@@ -1,12 +1,13 @@
 """Between two runs on one thread, Django's connections are as between two requests: nothing of one run leaks on.
 
 Django's own `close_old_connections()` leaves an open transaction, autocommit switched off, a `SET search_path` and a
-dead socket for the next run to find. Language, time zone and context variables need no care here: each run has a
-context of its own (see `executors.py`).
+dead socket for the next run to find. Language, time zone and context variables need no care here, but for the decimal
+context: each run has a context of its own (see `executors.py`).
 """
 
 from __future__ import annotations
 
+import decimal
 import logging
 import re
 import select
@@ -18,6 +19,7 @@ from typing import Any
 from django.db import connections, reset_queries
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
+from psycopg import Connection as PsycopgConnection
 from psycopg import Error as PsycopgError
 from psycopg.pq import TransactionStatus
 from psycopg.sql import Composable
@@ -54,6 +56,7 @@ def watch() -> None:
 def _watch_connection(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
     _threads.connected = True
     connection.dhara_altered = False  # type: ignore[attr-defined]
+    connection.dhara_fresh = _looks(connection)  # type: ignore[attr-defined]
     if _notice not in connection.execute_wrappers:
         connection.execute_wrappers.append(_notice)
 
@@ -66,13 +69,19 @@ def _notice(execute: Callable[..., Any], sql: Any, params: Any, many: bool, cont
     return execute(sql, params, many, context)
 
 
+def fresh_numbers() -> None:
+    """Give this context a decimal context of its own: a copied context shares the one that it was copied from, and the
+    precision that one function sets would round the sums of the next."""
+    decimal.setcontext(decimal.Context())
+
+
 def before_run() -> None:
     """Drop connections of this thread that died while they were idle, so that the first query does not find out."""
     if _watching and not _threads.connected:
         return
     for connection in connections.all(initialized_only=True):
         with _forgiven(connection):
-            if connection.connection is not None and _is_dead(connection.connection):
+            if _is_dead(connection):
                 _drop(connection)
             connection.close_if_unusable_or_obsolete()
     reset_queries()
@@ -90,7 +99,7 @@ def after_run(function: str) -> None:
                     "%s left %s on connection %r: it was rolled back and closed", function, left, connection.alias
                 )
                 _drop(connection)
-            elif getattr(connection, "dhara_altered", False):
+            elif _is_altered(connection):
                 _drop(connection)
             connection.close_if_unusable_or_obsolete()
 
@@ -115,12 +124,34 @@ def _forgiven(connection: BaseDatabaseWrapper) -> Iterator[None]:
 def _leftover(connection: BaseDatabaseWrapper) -> str:
     if connection.in_atomic_block:
         return "an open atomic block"
-    raw = connection.connection
-    if raw is None or raw.closed:
-        return ""
-    if raw.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+    raw = _session(connection)
+    if raw is not None and raw.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
         return "an open transaction"
+    if connection.connection is None or getattr(connection.connection, "closed", False) is True:
+        return ""
     return "" if connection.get_autocommit() == connection.settings_dict["AUTOCOMMIT"] else "autocommit switched off"
+
+
+def _is_altered(connection: BaseDatabaseWrapper) -> bool:
+    if _session(connection) is None or not hasattr(connection, "dhara_fresh"):
+        return False
+    return bool(connection.dhara_altered or _looks(connection) != connection.dhara_fresh)  # type: ignore[attr-defined]
+
+
+#: What a server tells of a session by itself, whoever changed it; search_path since PostgreSQL 18.
+_REPORTED = (
+    b"search_path", b"TimeZone", b"DateStyle", b"IntervalStyle", b"client_encoding", b"application_name",
+    b"default_transaction_read_only", b"standard_conforming_strings", b"session_authorization", b"is_superuser",
+)  # fmt: skip
+
+
+def _looks(connection: BaseDatabaseWrapper) -> tuple[Any, ...]:
+    """What can be seen of a session and of psycopg's connection without asking the server."""
+    raw = _session(connection)
+    if raw is None:
+        return ()
+    own = (raw.isolation_level, raw.read_only, raw.deferrable, raw.row_factory, raw.cursor_factory)
+    return (*own, *map(raw.pgconn.parameter_status, _REPORTED))
 
 
 def _drop(connection: BaseDatabaseWrapper) -> None:
@@ -129,18 +160,24 @@ def _drop(connection: BaseDatabaseWrapper) -> None:
     connection.savepoint_ids.clear()
     connection.atomic_blocks.clear()
     connection.run_on_commit.clear()
-    raw = connection.connection
-    if raw is not None and not raw.closed:
+    raw = _session(connection)
+    if raw is not None:
         raw.close()
     connection.close()
     connection.connection = None
-    connection.dhara_altered = False  # type: ignore[attr-defined]
 
 
-def _is_dead(raw: Any) -> bool:
+def _session(connection: BaseDatabaseWrapper) -> Any:
+    """The psycopg connection behind it, if it is open; None, too, for a database of another make."""
+    raw = connection.connection
+    return raw if isinstance(raw, PsycopgConnection) and not raw.closed else None
+
+
+def _is_dead(connection: BaseDatabaseWrapper) -> bool:
     """A server says nothing to an idle session but farewell: a readable socket means that it is gone."""
-    if raw.closed:
-        return True
+    raw = _session(connection)
+    if raw is None:
+        return isinstance(connection.connection, PsycopgConnection)
     try:
         ready, _, _ = select.select([raw.fileno()], [], [], 0)
     except (OSError, ValueError, PsycopgError):

@@ -121,7 +121,7 @@ def change(verb: Verb, ids: Sequence[UUID], *, database: str, wait: bool = False
 
     verbs = {"cancel": lifecycle.cancel_all, "revive": lifecycle.revive_all, "run_now": lifecycle.run_now_all}
     tally = verbs[verb](sql.on(database), ids, wait=wait)
-    for alias, queue in tally.ready:
+    for alias, queue in tally.wake:
         transaction.on_commit(partial(_wake, database, alias, queue), using=database, robust=True)
     if canceled := tally.changed.get("canceled"):
         transaction.on_commit(partial(_tell_canceled, database, canceled), using=database, robust=True)

@@ -55,8 +55,9 @@ def send(database: str, alias: str, queues: Iterable[str]) -> None:
 class Listener:
     """A session that listens, and knows whether it hears anything.
 
-    Behind a pooler in transaction mode LISTEN succeeds and nothing ever arrives. So a token is sent from another
-    session after each LISTEN; while it has not come back, `hears` is None, and False once it is overdue.
+    Behind a pooler in transaction mode LISTEN succeeds and nothing ever arrives; whatever else stands in between may do
+    the same. So a token is sent from another session after each LISTEN; while it has not come back, `hears` is None,
+    and False once it is overdue.
     """
 
     def __init__(self, connection: psycopg.Connection, alias: str) -> None:

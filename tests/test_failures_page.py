@@ -21,9 +21,11 @@ CASES = {
     "E": "01 03 04 05 07 08 09 10 12 13 14 15 16 17",
     "F": "01 02 03 04 05 06 07 09 11 13 14 15 16 17 18 19",
     "G": "01 02 05 06 07 08 09 11 12 13",
-    "I": "01 02",
+    "H": "01 02 04 05 06 08 09 10 11 12 13 14 15 16",
+    "I": "01 02 04 05 07 08 09 10 11 12 13 14 15 16 17 18 19",
     "J": "01 02 03 05 06 07 08 09 10 11 12 14 15 16 17 18",
     "K": "01 02 03 04 05 06 08 09 10 11",
+    "L": "01 02 04 05 06 07 09 10 11 12 13 14",
 }
 
 
@@ -46,6 +48,7 @@ def functions_of(path):
 
 
 def test_every_case_is_listed_once():
+    assert sum(len(numbers.split()) for numbers in CASES.values()) == 160
     assert [row[0] for row in rows()] == [f"{group}{n}" for group, numbers in CASES.items() for n in numbers.split()]
 
 

@@ -200,6 +200,12 @@ def test_a_task_that_was_taken_from_its_run_keeps_its_place(run, verb):
     assert (fresh(task).state, fresh(task).run_at) == (State.PENDING, before)
 
 
+def test_a_retry_without_delay_stands_behind_who_waits_already(run):
+    failing, waiting = a_task(State.RUNNING, run_at=ago(500)), a_task(run_at=ago(5))
+    lifecycle.settle(run, WORKER, [an_ending(failing, outcome=Failed(BOOM, 0.0))], max_interrupted=3)
+    assert [task.id for task in Task.objects.ready()] == [waiting.id, failing.id]
+
+
 def test_a_hand_back_with_a_delay_moves_the_task(run):
     task = a_task(State.RUNNING)
     lifecycle.settle(run, WORKER, [an_ending(task, outcome=HandedBack(30.0), seconds=None)], max_interrupted=3)

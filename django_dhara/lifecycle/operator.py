@@ -20,8 +20,8 @@ class Tally:
 
     #: The tasks that were changed, by answer.
     changed: dict[str, list[UUID]]
-    #: Backends and queues in which something has become ready.
-    ready: set[tuple[str, str]] = field(default_factory=set)
+    #: Backends and queues whose workers are to look: something has become ready, or a run is to be stopped.
+    wake: set[tuple[str, str]] = field(default_factory=set)
     #: In a state that the change does not apply to.
     refused: int = 0
     #: Locked by somebody else just now: try again.
@@ -43,14 +43,16 @@ changed AS (
         finished_at = CASE held.state WHEN 'PENDING' THEN statement_timestamp() END,
         cancel_requested_at = coalesce(task.cancel_requested_at, statement_timestamp())
     FROM held WHERE task.id = held.id
-    RETURNING task.id, task.lease, held.state, held.worker_id, held.is_new
+    RETURNING task.id, task.lease, task.backend, task.queue, held.state, held.worker_id, held.is_new
 ),
 told AS (
     INSERT INTO dhara_command (worker_id, verb, argument, created_at)
     SELECT worker_id, 'CANCEL', jsonb_build_object('task', id, 'lease', lease), statement_timestamp()
     FROM changed WHERE state = 'RUNNING' AND is_new
 )
-SELECT id, CASE state WHEN 'PENDING' THEN 'canceled' ELSE 'requested' END, NULL, NULL FROM changed
+SELECT id, CASE state WHEN 'PENDING' THEN 'canceled' ELSE 'requested' END, backend,
+       CASE state WHEN 'RUNNING' THEN queue END
+FROM changed
 """
 
 #: Budgets start anew; the rows of earlier attempts stay.
@@ -126,7 +128,7 @@ def _change(execute: Execute, statement: str, ids: Sequence[UUID], applies: str,
         tally.changed.setdefault(answer, []).append(id_)
         done.add(id_)
         if queue is not None:
-            tally.ready.add((backend, queue))
+            tally.wake.add((backend, queue))
     if rest := [id_ for id_ in ids if id_ not in done]:
         _explain(execute, tally, rest, applies)
     return tally

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
+import locale
 import os
 import signal
 import sys
 import threading
 from asyncio import CancelledError
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import Any, NoReturn
@@ -33,6 +36,14 @@ IDLE_SECONDS = 60.0
 #: From the end of the parent to the end of a child that is idle, and takes its leave.
 LEAVE_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
+
+
+def _surroundings() -> tuple[str, str]:
+    """What a function can change of its process that the next one would notice: locale and working directory."""
+    try:
+        return locale.setlocale(locale.LC_ALL), str(Path.cwd())
+    except OSError:  # the directory is gone
+        return locale.setlocale(locale.LC_ALL), ""
 
 
 def main(socket: int) -> None:
@@ -76,6 +87,7 @@ class Child:
         #: What the parent has said of this run, maybe while its function was still being imported.
         self._known: tuple[bool, ...] = ()
         self._context = contextvars.copy_context()
+        self._surroundings = _surroundings()
 
     def serve(self) -> None:
         """Run what comes until the parent closes the pipe."""
@@ -91,6 +103,14 @@ class Child:
             signal.setitimer(timer, 0)
         signal.signal(signal.SIGINT, lambda *_: None)
         signal.signal(signal.SIGTERM, self._on_stop)
+
+    def _restore(self) -> None:
+        """One run at a time is here, so what it left of its surroundings can be told and undone, unlike on threads."""
+        if _surroundings() != self._surroundings:
+            name, folder = self._surroundings
+            with suppress(locale.Error, OSError):
+                locale.setlocale(locale.LC_ALL, name)
+                os.chdir(folder)
 
     def _next_order(self) -> tuple[Any, ...] | None:
         try:
@@ -112,9 +132,11 @@ class Child:
         )
         run.outcome = execution.prepare(run)
         if run.outcome is None:
+            hygiene.fresh_numbers()
             hygiene.before_run()
             run.outcome = self._call(run)
             hygiene.after_run(claim.function)
+            self._restore()
         self._take_signals()
         self._send("ended", run.outcome, run.settled, str(run.exception) if run.unknown else None)
 
@@ -165,20 +187,22 @@ class Child:
             self._stop_here()
 
     def _listen(self) -> None:
-        while True:
-            try:
-                kind, *words = self._connection.recv()
-            except Exception:  # noqa: BLE001 - its end, or whatever it takes to unpickle what is no message of ours
-                self._leave()
-            if kind == "run":
-                self._known = ()
-                self._orders.put(tuple(words))
-            elif kind == "answer":
-                self._answers.put((words[0], words[1]))
-            else:
-                self._known = tuple(words)
-                if self._current is not None:
-                    self._hear(self._current, *words)
+        try:
+            while True:
+                self._take_in(*self._connection.recv())
+        except BaseException:  # noqa: BLE001 - its end, what is no message of ours, or a fault: who is deaf is of no use
+            self._leave()
+
+    def _take_in(self, kind: str, *words: Any) -> None:
+        if kind == "run":
+            self._known = ()
+            self._orders.put(tuple(words))
+        elif kind == "answer":
+            self._answers.put((words[0], words[1]))
+        else:
+            self._known = tuple(words)
+            if self._current is not None:
+                self._hear(self._current, *words)
 
     def _hear(self, run: Run, stops: bool, stopping: bool, at_risk: bool) -> None:
         run.stopping, run.at_risk = stopping, at_risk

@@ -6,7 +6,7 @@ control loop is the same as with threads, and never waits for a pipe. What goes 
 between a process and its own child; of an exception only its text does, since to unpickle one would run its code here.
 
 A function that is overdue is killed with its child. One that was canceled gets a CancelledError, and is killed when it
-has not ended after a while. Only a child that dies by itself costs its run an attempt, and only that run.
+has not ended after CANCEL_SECONDS. Only a child that dies by itself costs its run an attempt, and only that run.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from django_dhara import __version__, execution, hygiene
 from django_dhara.errors import ChildDied, LeaseLost, UnknownFunction
 from django_dhara.execution import Run
 from django_dhara.states import HandedBack, Outcome
-from django_dhara.worker.executors import Crew, Done
+from django_dhara.worker.executors import Crew, Done, Fail, start_thread
 
 #: How often a waiting thread looks whether its run is still wanted, and its child still lives.
 TICK_SECONDS, IDLE_TICK_SECONDS = 0.1, 1.0
-#: A canceled function has so long to end.
-STOP_SECONDS = 5.0
+#: For the end of a process that has closed its pipe.
+LEFTOVER_SECONDS = 5.0
 #: A child that is not ready after so many seconds never will be.
 START_SECONDS = 120.0
 #: After so many children in a row that did not start the worker gives up. Between two tries it waits, longer each time.
@@ -64,7 +64,7 @@ class Children(Crew):
         size: how many children there are.
         done, pass_on: as for `Threads`.
         ring: called when the first child is ready.
-        fail: called with a reason when children do not start.
+        fail: called with a reason when children do not start, or a thread that serves one has died.
         max_tasks: so many runs, and a child makes room for a new one; 0: as many as come.
 
     Raises:
@@ -78,15 +78,15 @@ class Children(Crew):
         pass_on: Done,
         *,
         ring: Callable[[], None],
-        fail: Callable[[str], None],
+        fail: Fail,
         max_tasks: int = 0,
     ) -> None:
         if not settings.SETTINGS_MODULE:
             raise ImproperlyConfigured(
                 "PROCESSES needs DJANGO_SETTINGS_MODULE: child processes cannot import settings made by configure()."
             )
-        super().__init__(size, done, pass_on)
-        self._ring, self._fail = ring, fail
+        super().__init__(size, done, pass_on, fail)
+        self._ring = ring
         self._max_tasks = max_tasks
         self._closed = False
         self._children: set[_Child] = set()
@@ -133,7 +133,7 @@ class Children(Crew):
             child.end(max(deadline - monotonic(), 0.0))
 
     def _start_thread(self) -> None:
-        threading.Thread(target=self._serve, name="dhara-child", daemon=True).start()
+        start_thread("dhara-child", self._serve, self._fail)
 
     def _serve(self) -> None:
         goes_on = True
@@ -202,6 +202,8 @@ class _Child:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
+            for end in (ours, theirs):
+                end.setblocking(True)  # a function may have called socket.setdefaulttimeout()
             theirs.set_inheritable(True)
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
                 [
@@ -289,7 +291,7 @@ class _Child:
         told = (run.canceled or run.lost, run.stopping, run.at_risk)
         if told != self._told:
             if told[0] and not self._told[0]:
-                self._kill_at = monotonic() + STOP_SECONDS
+                self._kill_at = monotonic() + run.options.cancel_seconds
             self._told = told
             self._connection.send(("told", *told))
         if run.abandoned or monotonic() > self._kill_at:
@@ -309,7 +311,7 @@ class _Child:
 
     def _without_answer(self, run: Run) -> Outcome:
         """It died. If the function had settled its task in its own transaction, settling will find that out."""
-        code = self.end(STOP_SECONDS)
+        code = self.end(LEFTOVER_SECONDS)
         if run.canceled or run.abandoned or run.lost:
             return execution.judge(run, CancelledError())
         return execution.judge(run, ChildDied(f"the child process that ran it ended: {how_it_ended(code)}"))

@@ -14,8 +14,10 @@ from django_dhara.worker.session import Busy, Disconnected, Session
 
 logger = logging.getLogger("django_dhara.worker")
 
-#: Pause before a lost listening session is opened again, in seconds.
-AGAIN_SECONDS = 1.0
+#: Pause before a lost listening session is opened again, in seconds; doubled while that fails, up to the second number.
+AGAIN_SECONDS, LONGEST_SECONDS = 1.0, 15.0
+#: The control loop waits for a statement of this session no longer: it can do without.
+DEADLINE_SECONDS = 2.0
 
 
 class Ears:
@@ -30,11 +32,12 @@ class Ears:
         self._session = Session(
             options.database,
             f"dhara listen {name}"[:21],
-            deadline_seconds=options.deadline_seconds,
+            deadline_seconds=min(options.deadline_seconds, DEADLINE_SECONDS),
             dsn=options.listen_dsn,
         )
         self._listener: Listener | None = None
         self.open_at = 0.0 if options.notify else float("inf")
+        self._pause = AGAIN_SECONDS
 
     @property
     def socket(self) -> int | None:
@@ -50,16 +53,23 @@ class Ears:
         """Listen, if it is time to try; True if that is new. Whatever came before is only found by looking."""
         if self._listener is not None or monotonic() < self.open_at:
             return False
-        self.open_at = monotonic() + AGAIN_SECONDS * random.uniform(0.5, 1.5)
+        self.open_at = monotonic() + self._pause * random.uniform(0.5, 1.5)
+        self._pause = min(self._pause * 2, LONGEST_SECONDS)
         try:
-            self._session.open()
-            self._listener = Listener(self._session.raw, self._alias)
-            self._listener.test(other)
+            self._listen(other)
         except (Disconnected, Busy, psycopg.Error) as error:
             logger.info("Not listening for wake-ups yet: %s", " ".join(str(error).split()))
             self.close()
-            return False
-        return True
+        return self._listener is not None
+
+    def _listen(self, other: Session) -> None:
+        self._session.open()
+        if self._session.shares_sessions(other):
+            self._give_up()
+            return
+        self._listener = Listener(self._session.raw, self._alias)
+        self._listener.test(other)
+        self._pause = AGAIN_SECONDS
 
     def heard(self) -> list[str]:
         """The queues that were announced since the last call."""

@@ -13,6 +13,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import Any
@@ -29,11 +30,27 @@ logger = logging.getLogger("django_dhara.worker")
 IDLE_SECONDS = 60.0
 #: An event loop that has not turned for so many seconds is blocked by a function that does not await.
 BLOCKED_SECONDS = 1.0
-
 #: So many threads run brief functions; another one joins when none was taken up for so many seconds.
 BRIEF_THREADS, PATIENCE_SECONDS = 2, 0.002
 
 Done = Callable[[Run], None]
+#: Stops the worker with exit code 1, for the reason given.
+Fail = Callable[[str], None]
+
+
+def start_thread(name: str, serve: Callable[[], None], fail: Fail) -> threading.Thread:
+    """A thread that the worker needs: when it dies the worker stops, which would be deaf in one ear without it."""
+
+    def run() -> None:
+        try:
+            serve()
+        except BaseException:
+            logger.exception("Thread %s has died", name)
+            fail(f"its thread {name} has died")
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 class Waiting:
@@ -70,12 +87,13 @@ class Crew(Waiting):
         size: how many run at once.
         done: called with each ended run, from the thread that had it.
         pass_on: called with a run whose function turned out to be `async def`.
+        fail: called when one of its threads has died.
     """
 
-    def __init__(self, size: int, done: Done, pass_on: Done) -> None:
+    def __init__(self, size: int, done: Done, pass_on: Done, fail: Fail) -> None:
         super().__init__()
         self.size = size
-        self._done, self._pass_on = done, pass_on
+        self._done, self._pass_on, self._fail = done, pass_on, fail
         self._tickets: SimpleQueue[bool] = SimpleQueue()
         #: The functions of late took less than a millisecond; the control loop says so.
         self.are_brief = False
@@ -121,8 +139,8 @@ class Threads(Crew):
     functions are brief, more than a few take part only when nothing has been taken up for a moment.
     """
 
-    def __init__(self, size: int, done: Done, pass_on: Done) -> None:
-        super().__init__(size, done, pass_on)
+    def __init__(self, size: int, done: Done, pass_on: Done, fail: Fail) -> None:
+        super().__init__(size, done, pass_on, fail)
         self._context = contextvars.copy_context()
         #: Somebody was called and has not come yet.
         self._called = False
@@ -141,7 +159,7 @@ class Threads(Crew):
         return False
 
     def _start_thread(self) -> None:
-        threading.Thread(target=self._serve, name="dhara-run", daemon=True).start()
+        start_thread("dhara-run", self._serve, self._fail)
 
     def _call_one(self) -> None:
         if not self._called:
@@ -187,6 +205,7 @@ class Threads(Crew):
 
 
 def _call_here(run: Run) -> Outcome:
+    hygiene.fresh_numbers()
     hygiene.before_run()
     outcome = execution.execute(run)
     run.ended = monotonic()
@@ -218,13 +237,13 @@ class EventLoop(Waiting):
     Args:
         size: how many run at once.
         done: called with each ended run, from that thread.
+        fail: called when the thread has died.
     """
 
-    def __init__(self, size: int, done: Done) -> None:
+    def __init__(self, size: int, done: Done, fail: Fail) -> None:
         super().__init__()
-        self._size, self._done = size, done
+        self._size, self._done, self._fail = size, done, fail
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
         self._tasks: dict[Run, asyncio.Task[None]] = {}
         self._turned = monotonic()
         self._starting = threading.Lock()
@@ -259,8 +278,7 @@ class EventLoop(Waiting):
         with self._starting:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._serve, name="dhara-async", daemon=True)
-                self._thread.start()
+                start_thread("dhara-async", self._serve, self._fail)
             return self._loop
 
     def _serve(self) -> None:
@@ -268,9 +286,11 @@ class EventLoop(Waiting):
         asyncio.set_event_loop(self._loop)
         self._context = contextvars.copy_context()
         self._turn()
-        while not (self._closed or self._loop.is_closed()):
+        while not self._closed:
             try:
                 self._loop.run_forever()
+            except Exception:
+                raise  # not of a function's: its selector is gone, or it was closed, and will not turn again
             except BaseException:
                 # A function's own asyncio task that ends by SystemExit or KeyboardInterrupt takes the loop with it.
                 logger.exception("Something that a function started has stopped the event loop; it goes on")
@@ -304,6 +324,7 @@ class EventLoop(Waiting):
             run.outcome = HandedBack()
         if run.outcome is not None:
             return
+        hygiene.fresh_numbers()
         async with ThreadSensitiveContext() as context:
             run.outcome = await execution.aexecute(run)
             run.ended = monotonic()
@@ -327,16 +348,16 @@ class EventLoop(Waiting):
 
 
 class Herald:
-    """One thread that calls the receivers of signals: they are user code, and must not hold up the control loop."""
+    """One thread that calls the receivers of signals, and writes the control loop's log: handlers and receivers are the
+    project's, and must not hold up the control loop."""
 
     #: With more waiting than this the worker claims nothing new: the receivers are slower than the functions.
     FULL = 10_000
 
-    def __init__(self) -> None:
+    def __init__(self, fail: Fail) -> None:
         self._waiting: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._context = contextvars.copy_context()
-        self._thread = threading.Thread(target=self._serve, name="dhara-signals", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("dhara-signals", self._serve, fail)
 
     def submit(self, call: Callable[[], Any]) -> None:
         self._waiting.put(call)
@@ -344,6 +365,10 @@ class Herald:
     @property
     def is_full(self) -> bool:
         return self._waiting.qsize() > self.FULL
+
+    @property
+    def lives(self) -> bool:
+        return self._thread.is_alive()
 
     def close(self, timeout: float) -> None:
         """Wait until all is told, at most `timeout` seconds."""
@@ -362,4 +387,5 @@ class Herald:
             hygiene.before_run()
             call()
         except BaseException:
-            logger.exception("A signal could not be sent")
+            with suppress(BaseException):  # it may be a handler of the log that is broken
+                logger.exception("A signal could not be sent, or a line not written")

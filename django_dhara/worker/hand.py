@@ -52,7 +52,7 @@ class Hand:
     Args:
         reporter: takes what running functions say.
         ring: wakes the control loop.
-        fail: called with a reason when functions cannot run here at all.
+        fail: called with a reason when functions cannot run here at all, or something that is needed has died.
     """
 
     def __init__(
@@ -88,14 +88,14 @@ class Hand:
         self._pace = Pace(options.slots, options.max_prefetch)
         self._async_pace = Pace(options.async_concurrency, options.max_prefetch)
         self._mix = Mix()
-        self._herald = Herald()
-        self._loop = EventLoop(max(options.async_concurrency, 1), self._on_ended)
+        self._herald = Herald(fail)
+        self._loop = EventLoop(max(options.async_concurrency, 1), self._on_ended, fail)
         self._plain = self._crew(fail)
 
     def _crew(self, fail: Callable[[str], None]) -> Crew:
         options, done, pass_on = self._options, self._on_ended, self._loop.submit
         if not options.processes:
-            return Threads(options.concurrency, done, pass_on)
+            return Threads(options.concurrency, done, pass_on, fail)
         from django_dhara.worker.children import Children
 
         most = options.max_tasks_per_child
@@ -378,10 +378,14 @@ class Hand:
             self._stop_function(run)
             self._plain.stop(run)
 
-    def tell(self, calls: Iterable[Callable[[], Any]]) -> None:
+    def tell(self, *calls: Callable[[], Any]) -> None:
         """Announce something; see `news.py`."""
         for call in calls:
             self._herald.submit(call)
+
+    def is_heard(self) -> bool:
+        """Does anybody carry out what is told?"""
+        return self._herald.lives
 
     def close(self) -> None:
         """Let the executors' threads end, those that can."""

@@ -22,7 +22,7 @@ from django_dhara.conf import Options
 from django_dhara.execution import Run
 from django_dhara.lifecycle import Rescued, Settled, Wanted
 from django_dhara.states import State
-from django_dhara.worker import orders, presence
+from django_dhara.worker import orders, presence, voice
 from django_dhara.worker.alarm import Alarm
 from django_dhara.worker.clerk import Clerk
 from django_dhara.worker.ears import Ears
@@ -48,6 +48,8 @@ FAREWELL_SECONDS = 4.0
 STATS_SECONDS, SUMMARY_SECONDS = 10.0, 60.0
 #: How long a burst waits for a database that is away, or not migrated, before it fails: nobody watches it.
 BURST_PATIENCE_SECONDS = 10.0
+#: A worker that is not woken looks so often while functions run: a cancel reaches them within a second.
+COMMAND_SECONDS = 0.8
 #: How often running functions are looked at: overdue ones, blocked event loops, tasks that wait too long here.
 CHECK_SECONDS = 0.1
 
@@ -112,7 +114,7 @@ class Worker:
         """Serve until asked to stop; returns the exit code: 0 after a clean end."""
         hygiene.watch()
         try:
-            with self._alarm.on_signals(self.on_signal):
+            with self._alarm.on_signals(self.on_signal), voice.handed_on(self._hand.tell, self._hand.is_heard):
                 self._serve()
         finally:
             self._alarm.close()
@@ -246,8 +248,6 @@ class Worker:
         if self._ears.open(self._session):
             self._claim_at = 0.0  # what was announced before is found by looking
         queues = self._ears.heard()
-        if self._ears.hears is False:
-            self._session.prepares = self._clerk.session.prepares = False
         if any(self._serves(queue) for queue in queues):
             self._claim_at, self._looks_ahead = 0.0, len(wakeup.LOOK_AGAIN_SECONDS)
 
@@ -267,6 +267,8 @@ class Worker:
     def _next_poll(self, due_in: float | None) -> float:
         """When to look again: soon after a wake-up, when the next task is due, at last after the poll interval."""
         pause = self.options.poll_seconds * random.uniform(0.9, 1.1)
+        if self._hand.is_busy and not self._ears.hears:
+            pause = min(pause, COMMAND_SECONDS)
         if due_in is not None:
             pause = min(pause, due_in + 0.001)
         if self._looks_ahead:
@@ -396,7 +398,7 @@ class Worker:
         for task in rescued:
             what = "dead" if task.state is State.DEAD else "lost"
             self._recorder.add(stats.Event(self.wanted.backend, task.queue, task.function, what))
-        self._hand.tell(news.of_rescued(type(self.backend), self.options.database, rescued))
+        self._hand.tell(*news.of_rescued(type(self.backend), self.options.database, rescued))
         self._claim_at = 0.0
 
     def _write_stats(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.datetime import TimestamptzLoader
 
 logger = logging.getLogger("django_dhara.worker")
@@ -28,6 +29,10 @@ READ_ONLY = "25006"
 #: The server gives a statement up after this share of its deadline here. One that waits for a lock is then known to
 #: have done nothing, and none is left behind that would claim tasks for nobody once it gets its lock.
 SERVER_SHARE = 0.8
+
+_WHICH_SESSION = "/* dhara:pooler */ SELECT pg_backend_pid()"
+#: How often it is asked whether a pooler shares sessions.
+POOLER_LOOKS = 10
 
 
 class Disconnected(Exception):
@@ -53,8 +58,10 @@ class Session:
         self.name = name
         self.deadline_seconds = deadline_seconds
         self.dsn = dsn
-        #: Prepared statements; off behind a pooler that gives each transaction another server session.
+        #: Prepared statements; off behind a pooler, which may give each transaction another server session.
         self.prepares = True
+        #: Is there a pooler in between? Then nothing of the server's session is ours, to alter or to rely on.
+        self.is_pooled = False
         self._connection: _Connection | None = None
 
     def hurry(self) -> None:
@@ -113,6 +120,20 @@ class Session:
                 raise Disconnected(_one_line(error)) from error
             raise
 
+    def shares_sessions(self, other: Session) -> bool:
+        """Does a pooler give a session of the server to us and to others by turns, a transaction each?
+
+        Asked without LISTEN or SET, which would stay behind in a session that is not ours. A pooler gives the session
+        that was used last, which `other` has used, or another one each time.
+        """
+        if not self.is_pooled:
+            return False
+        ours, theirs = set(), set()
+        for _ in range(POOLER_LOOKS):
+            ours |= set(self.execute(_WHICH_SESSION))
+            theirs |= set(other.execute(_WHICH_SESSION))
+        return len(ours) > 1 or bool(ours & theirs)
+
     def close(self) -> None:
         """Forget the connection; nothing is sent that could wait."""
         connection, self._connection = self._connection, None
@@ -153,10 +174,11 @@ def _connect(session: Session) -> _Connection:
     except Exception as error:  # whatever that service's client raises
         raise Disconnected(_one_line(error)) from error
     parameters |= {"cursor_factory": psycopg.Cursor, "prepare_threshold": 5, "application_name": session.name}
-    parameters.setdefault("connect_timeout", max(2, int(session.deadline_seconds)))
     if session.dsn:
         parameters = {"conninfo": session.dsn, "application_name": session.name, "context": parameters["context"]}
     try:
+        given = conninfo_to_dict(session.dsn) if session.dsn else parameters
+        parameters |= _in_time(given, session.deadline_seconds)
         connection = _Connection.connect(autocommit=True, **parameters)
     except (psycopg.Error, OSError) as error:
         raise Disconnected(_one_line(error)) from error
@@ -164,6 +186,19 @@ def _connect(session: Session) -> _Connection:
     # Django's own loader, which is Python, would take most of the time of a claim; see `results.in_django_time`.
     connection.adapters.register_loader("timestamptz", TimestamptzLoader)
     return connection
+
+
+def _in_time(given: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """What is to be added to the connection parameters `given`: that all hosts are tried within about `seconds`, and at
+    least 2 each, and that of several hosts the one that can write is taken."""
+    hosts = str(given.get("host") or given.get("hostaddr") or "").count(",") + 1
+    most, own = max(2, int(seconds / hosts)), str(given.get("connect_timeout") or 0)
+    added: dict[str, Any] = {}
+    if own.isdecimal():  # else psycopg says what is wrong with it
+        added["connect_timeout"] = min(int(own) or most, most)
+    if hosts > 1 and not given.get("target_session_attrs"):
+        added["target_session_attrs"] = "read-write"
+    return added
 
 
 def _prepare(connection: _Connection) -> None:
@@ -176,17 +211,20 @@ def _prepare(connection: _Connection) -> None:
     ).fetchall()
     if recovering:
         raise psycopg.OperationalError("the server is a standby and only reads")
+    session.is_pooled = pid != connection.info.backend_pid  # a pooler tells a number of its own making
+    if session.is_pooled:
+        # It would hand our settings on to others. Above READ COMMITTED more statements come to be tried again.
+        session.prepares = False
+        return
     if isolation != "read committed":
         connection.execute("SET default_transaction_isolation = 'read committed'")
-    if pid == connection.info.backend_pid:
-        # A pooler tells a number of its own making, and would hand our setting on to others.
-        limit = str(max(int(session.deadline_seconds * SERVER_SHARE * 1000), 1))
-        # Our statements have one right plan, whatever their values; to plan a claim anew takes as long as to claim 50.
-        connection.execute(
-            "SELECT set_config('statement_timeout', %s, false), "
-            "set_config('plan_cache_mode', 'force_generic_plan', false), set_config('jit', 'off', false)",
-            [limit],
-        )
+    limit = str(max(int(session.deadline_seconds * SERVER_SHARE * 1000), 1))
+    # Our statements have one right plan, whatever their values; to plan a claim anew takes as long as to claim 50.
+    connection.execute(
+        "SELECT set_config('statement_timeout', %s, false), "
+        "set_config('plan_cache_mode', 'force_generic_plan', false), set_config('jit', 'off', false)",
+        [limit],
+    )
 
 
 def _is_server_side(error: psycopg.Error) -> bool:

@@ -156,7 +156,7 @@ class Settler:
             self._failed += not isinstance(ending.outcome, Completed)
             for event in stats.events_of(run, ending, answer.state, run.alias):
                 self._recorder.add(event)
-            self._hand.tell(news.of_settled(run, ending.outcome, answer.state))
+            self._hand.tell(*news.of_settled(run, ending.outcome, answer.state))
         elif answer.refused:
             self._hand.forget(run)
             self.on_lost(run)
@@ -171,7 +171,7 @@ class Settler:
     def on_lost(self, run: Run) -> None:
         """The task is not this run's any more."""
         self._reports.refuse(run)
-        self._hand.tell(news.of_lost(run))
+        self._hand.tell(*news.of_lost(run))
 
 
 def batch(endings: dict[Run, Ending], now: float, without: Collection[Run] = ()) -> list[Run]:

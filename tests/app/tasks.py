@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import decimal
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from contextlib import suppress
 from contextvars import ContextVar
 from decimal import Decimal
@@ -143,6 +145,14 @@ async def acount(name):
 @task
 async def asleep_in_database(seconds):
     await sync_to_async(nap_in_database.func)("query", seconds)
+
+
+@task
+async def around_decimals(precision):
+    """What it finds, and leaves another precision."""
+    found = decimal.getcontext().prec
+    decimal.getcontext().prec = precision
+    return found
 
 
 @task
@@ -540,4 +550,17 @@ def echo_and_print(text):
 def fork_and_return(name):
     """Both sides return, though only one was asked to run."""
     connection.close()
-    return "parent" if os.fork() else "fork"
+    return "parent" if _fork() else "fork"
+
+
+@task(atomic=True)
+def fork_in_a_transaction(name):
+    """The connection is open, with what the run has written."""
+    Note.objects.create(text=name)
+    return "parent" if _fork() else "fork"
+
+
+def _fork():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # there are threads beside this one
+        return os.fork()

@@ -49,6 +49,12 @@ def url_of(parameters):
     return f"postgresql://{parameters['user']}@/{parameters['dbname']}?{where}"
 
 
+def free_port():
+    """A TCP port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
 #: The logger of Django's own receivers, and of the backport's.
 DJANGOS_LOGGER = "django.tasks" if django.VERSION >= (6, 0) else "django_tasks"
 

@@ -54,6 +54,14 @@ def test_plain_orm_in_a_coroutine_is_a_clear_failure(crew, database):  # J15
     assert database.task(task)["error_class"] == "django.core.exceptions.SynchronousOnlyOperation"
 
 
+def test_a_decimal_precision_does_not_reach_the_next_coroutine(crew, database):  # J11
+    crew.start()
+    for _ in range(3):
+        task = database.add("around_decimals", 2)
+        until(lambda task=task: database.states(task) == ["COMPLETED"])
+        assert database.task(task)["result"] == 28
+
+
 @pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.slow)])
 def test_connections_of_coroutines_are_closed(crew, database, count):  # J15
     crew.start("--async-concurrency", "8", DHARA_TEST_DATABASE='{"CONN_MAX_AGE": null}')

@@ -249,12 +249,18 @@ def test_a_megabyte_goes_in_and_out(worker, database):
     worker.says("printed by a function")
 
 
-def test_a_fork_that_a_function_lets_run_on_settles_nothing(worker, database):
-    task = database.add("fork_and_return", "forked")
+@pytest.mark.parametrize("flags", [("--processes", "1"), ("--concurrency", "1")], ids=["processes", "threads"])
+@pytest.mark.parametrize("name", ["fork_and_return", "fork_in_a_transaction"])
+def test_a_fork_that_a_function_lets_run_on_settles_nothing(crew, database, flags, name):
+    worker = crew.start(*flags, DHARA_TEST_DATABASE='{"CONN_MAX_AGE": null}')
+    task = database.add(name, "forked", max_attempts=1)
     until(lambda: database.states(task) == ["COMPLETED"])
-    after = database.add("add", 1, 2)
+    after = database.add("count", "after")
     until(lambda: database.states(after) == ["COMPLETED"])
     assert database.task(task)["result"] == "parent"
+    assert database.value("SELECT count(*) FROM app_note") == (name == "fork_in_a_transaction")
+    assert worker.stop() == 0
+    until(lambda: not database.sessions("dhara %"))  # nobody is left who holds them open
 
 
 def test_children_that_do_not_start_end_the_worker_with_a_reason(crew, database, tmp_path):

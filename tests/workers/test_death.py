@@ -227,6 +227,51 @@ def test_an_outage_longer_than_the_lease_is_not_a_death(server_crew, server, tmp
 
 
 @pytest.mark.slow
+def test_an_outage_of_twice_the_lease_repeats_none_of_three_hundred_runs(server_crew, server, tmp_path):  # A19
+    crew, begun = server_crew, tmp_path / "begun"
+    begun.touch()
+    workers = [crew.start("--concurrency", "100", DHARA_MAX_PREFETCH=0) for _ in range(3)]
+    crew.start("--queues", "idle")  # only reaps
+    tasks = [
+        server.database.add("", str(begun), f"run {n}", 14.0, function="tests.app.faults.wait_offline")
+        for n in range(300)
+    ]
+    until(lambda: len(begun.read_text().splitlines()) == 300)
+    runs_out = server.database.value("SELECT max(lease_until) FROM dhara_task")
+    server.stop()
+    for worker in workers:
+        worker.says("has lost the database")
+    for_as_long_as(2 * 2.0, lambda: server.cluster.pid() is None)
+    server.start()
+    database = crew.database = server.connect()
+    assert database.value("SELECT pg_postmaster_start_time()") > runs_out, "the outage was too short"
+    assert database.value("SELECT count(*) FROM dhara_task WHERE state = 'RUNNING'") == 300
+    until(lambda: database.states(*tasks) == ["COMPLETED"] * 300, 40)
+    assert len(begun.read_text().splitlines()) == 300
+    assert database.rows("SELECT DISTINCT lost, failures, interrupted FROM dhara_task") == [(0, 0, 0)]
+    assert all(worker.lives for worker in workers)
+
+
+def test_in_an_outage_nothing_is_started_and_all_that_ends_is_kept(server_crew, server, tmp_path):
+    crew, begun = server_crew, tmp_path / "begun"
+    worker = crew.start("--concurrency", "3", DHARA_LEASE_SECONDS=10)
+    tasks = [
+        server.database.add("", str(begun), f"run {n}", 0.4, function="tests.app.faults.wait_offline")
+        for n in range(60)
+    ]
+    until(lambda: begun.exists() and len(begun.read_text().splitlines()) > 10)
+    server.stop()
+    worker.says("has lost the database")
+    before = len(begun.read_text().splitlines())
+    for_as_long_as(2.0, lambda: len(begun.read_text().splitlines()) <= before + 3)
+    server.start()
+    database = crew.database = server.connect()
+    until(lambda: database.states(*tasks) == ["COMPLETED"] * 60, 30)
+    assert len(begun.read_text().splitlines()) == 60
+    assert worker.stop() == 0
+
+
+@pytest.mark.slow
 def test_who_died_in_an_outage_is_rescued_within_two_leases_of_its_end(server_crew, server):  # A19
     crew = server_crew
     victim = crew.start()

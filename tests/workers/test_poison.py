@@ -1,11 +1,14 @@
 """Functions and rows that kill, hang, exit or flood: they harm themselves, and nobody else."""
 
+import resource
 import signal
+from pathlib import Path
 
 import pytest
 
 from tests.app.tasks import _RAISED
 from tests.workers.harness import until
+from tests.workers.test_children import children_of
 
 SLOW = pytest.mark.slow
 
@@ -17,14 +20,14 @@ def supervise(crew, database, task, *flags, most=12, **env):
         until(lambda worker=worker: not worker.lives or database.states(task) == ["DEAD"], 30)
         if worker.lives:
             return deaths
-        assert worker.popen.returncode in (-signal.SIGKILL, -signal.SIGSEGV), worker.log
+        assert worker.popen.returncode in (-signal.SIGKILL, -signal.SIGSEGV, 3), worker.log
     raise AssertionError("it was started again and again")
 
 
-@pytest.mark.parametrize("name", ["die", pytest.param("crash", marks=SLOW)])
+@pytest.mark.parametrize("name", ["die", *(pytest.param(name, marks=SLOW) for name in ("crash", "exit_at_once"))])
 def test_a_function_that_kills_its_process_is_dead_after_its_budget(crew, database, name):  # D01, D07
     neighbours = [database.add("nap", f"neighbour {n}", 0.7) for n in range(6)]
-    killer = database.add(name)
+    killer = database.add(name, *([] if name == "crash" else [name]))
     env = {"DHARA_LEASE_SECONDS": 1, "DHARA_MAX_LOST": 2}
     assert supervise(crew, database, killer, **env) == 2
     row = database.task(killer)
@@ -34,6 +37,40 @@ def test_a_function_that_kills_its_process_is_dead_after_its_budget(crew, databa
     until(lambda: database.states(*neighbours) == ["COMPLETED"] * 6, 30)
     assert max(database.task(task)["lost"] for task in neighbours) <= 1
     assert all(database.effects(f"neighbour {n}") <= 2 for n in range(6))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["kill_parent", "kill_group"])
+def test_a_function_in_a_child_that_kills_more_than_itself_is_dead_after_its_budget(crew, database, name):  # D01
+    neighbours = [database.add("nap", f"neighbour {n}", 0.7) for n in range(4)]
+    killer = database.add("", name, function=f"tests.app.faults.{name}", max_attempts=2)
+    deaths = supervise(crew, database, killer, "--processes", "3", DHARA_LEASE_SECONDS=1, DHARA_MAX_LOST=2)
+    assert deaths == {"kill_parent": 2, "kill_group": 0}[name]
+    row = database.task(killer)
+    assert (row["lost"], row["failures"]) == {"kill_parent": (2, 0), "kill_group": (0, 2)}[name]
+    assert row["error_class"].rpartition(".")[2] == {"kill_parent": "WorkerLost", "kill_group": "ChildDied"}[name]
+    assert database.effects(name) == 2
+    until(lambda: database.states(*neighbours) == ["COMPLETED"] * 4, 30)
+    most = {"kill_parent": 1, "kill_group": 0}[name]
+    assert max(database.task(task)["lost"] for task in neighbours) <= most
+
+
+@pytest.mark.parametrize("flags", [(), pytest.param(("--processes", "2"), marks=SLOW)], ids=["threads", "processes"])
+def test_a_function_that_takes_all_memory_ends_and_its_neighbours_do_not(crew, database, flags):  # D01
+    """Here it gets a MemoryError. Where the kernel kills instead, what dies is what `die` kills."""
+    worker = crew.start(*flags)
+    neighbour = database.add("nap", "neighbour", 3.0)
+    until(lambda: database.effects("neighbour") == 1, 20)
+    for pid in [worker.pid, *children_of(worker)]:
+        used = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.prlimit(pid, resource.RLIMIT_AS, (used + 400_000_000,) * 2)
+    hoarder = database.add("", "hoards", function="tests.app.faults.hoard", max_attempts=2)
+    until(lambda: database.states(hoarder) == ["DEAD"], 30)
+    assert database.task(hoarder)["error_class"] == "builtins.MemoryError"
+    assert database.effects("hoards") == 2
+    until(lambda: database.states(neighbour) == ["COMPLETED"])
+    assert database.task(neighbour)["lease"] == 1
+    assert worker.stop() == 0
 
 
 @pytest.mark.slow

@@ -1,9 +1,11 @@
 """Connections, language, time zone and context: a run finds them as a request would, and leaves nothing behind."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from tests.app.faults import LEAVES
 from tests.workers.harness import until
 
 PLAIN = ['"$user", public', "en-us", "UTC", "default"]
@@ -144,6 +146,80 @@ def test_timeouts_of_the_role_do_not_end_the_worker(crew, database):  # I13
         worker.says("tries again: canceling statement due to lock timeout")
     task = database.add("count", "after")
     until(lambda: database.states(task) == ["COMPLETED"])
+    assert worker.stop() == 0
+
+
+WAYS = {"threads": ("--concurrency", "1"), "processes": ("--processes", "1")}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_that_a_run_leaves_reaches_the_next_one(crew, database, way):  # B05, J11, J12
+    database.rows(
+        "CREATE OR REPLACE FUNCTION leave_something() RETURNS text LANGUAGE sql AS"
+        " $$ SELECT set_config('application_name', 'left by a function', false) $$"
+    )
+    try:
+        worker = crew.start(*WAYS[way], **with_database(CONN_MAX_AGE=None))
+        faults = "tests.app.faults.{}".format
+
+        def look():
+            task = database.add("", function=faults("look_closely"))
+            until(lambda: database.states(task) == ["COMPLETED"])
+            return database.task(task)["result"]
+
+        plain = look()
+        for what in LEAVES:
+            task = database.add("", what, function=faults("leave"), max_attempts=1)
+            until(lambda task=task: database.states(task) == ["COMPLETED"])
+            assert look() == plain, what
+            assert database.effects(f"leave {what}") == 1
+        assert database.effects("never") == 0
+        assert database.value("SELECT count(*) FROM app_note") == 0
+        assert "could not be closed" not in worker.log
+        assert worker.stop() == 0
+    finally:
+        database.rows("DROP FUNCTION leave_something()")
+
+
+def test_locale_and_directory_of_a_child_are_those_of_its_beginning(crew, database):
+    crew.start("--processes", "1")
+
+    def look():
+        task = database.add("", function="tests.app.faults.look_at_process")
+        until(lambda: database.states(task) == ["COMPLETED"])
+        return database.task(task)["result"]
+
+    plain = look()
+    task = database.add("", "place", function="tests.app.faults.leave")
+    until(lambda: database.states(task) == ["COMPLETED"])
+    assert look() == plain
+    assert plain[1] != "/"
+
+
+def test_a_timeout_for_all_sockets_harms_no_child_that_starts_later(crew, database):
+    worker = crew.start("--processes", "1")
+    timeout = database.add("aleave_timeout", function="tests.app.faults.aleave_timeout")
+    until(lambda: database.states(timeout) == ["COMPLETED"])
+    kill = database.add("die", "gone", max_attempts=1)
+    after = database.add("count", "after")
+    until(lambda: database.states(kill, after) == ["DEAD", "COMPLETED"], 30)
+    assert worker.stop() == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_database_of_another_make_is_left_as_clean(crew, database, tmp_path, way):
+    (tmp_path / "both.py").write_text(
+        "from tests.settings import *\nDATABASES['lite'] = {'ENGINE': 'django.db.backends.sqlite3', "
+        f"'NAME': '{tmp_path}/lite.sqlite', 'CONN_MAX_AGE': None}}\n"
+    )
+    env = {"DJANGO_SETTINGS_MODULE": "both", "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    worker = crew.start(*WAYS[way], **env)
+    for n in range(3):
+        task = database.add("", f"note {n}", function="tests.app.faults.leave_lite", max_attempts=1)
+        until(lambda task=task: database.states(task) == ["COMPLETED"])
+        assert database.task(task)["result"] == 0, "the last one's insert was committed"
+    assert "could not be closed" not in worker.log
+    worker.says("leave_lite left autocommit switched off on connection 'lite'")
     assert worker.stop() == 0
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import logging
 import os
 import signal
 import sys
@@ -19,6 +20,8 @@ from django_dhara.management import console, flags
 from django_dhara.management.reload import Reloader
 from django_dhara.services import Pruner, Reaper
 from django_dhara.worker import Worker
+
+logger = logging.getLogger("django_dhara.worker")
 
 
 class Command(BaseCommand):
@@ -71,13 +74,23 @@ class Command(BaseCommand):
         reloader = Reloader(worker.stop) if _reloads(given) else None
         self.stdout.write(self.style.SUCCESS(_introduction(worker)))
         self.stdout.flush()
-        code = worker.run()
+        code = self._run(worker)
         if reloader is not None and reloader.changed:
             reloader.restart()
         self.stdout.write(f"Worker {worker.presence.name} stopped.")
         if self._called_from_command_line:  # type: ignore[attr-defined]
             _end_process(code)
         sys.exit(code)
+
+    def _run(self, worker: Worker) -> int:
+        """Serve; if the control loop dies its error is told, and the process ends as after any other end."""
+        try:
+            return worker.run()
+        except Exception:
+            if not self._called_from_command_line:  # type: ignore[attr-defined]
+                raise
+            logger.exception("The control loop of worker %s has died", worker.presence.name)
+            return 1
 
     def _worker(self, given: dict[str, Any]) -> Worker:
         backend = flags.backend(given["backend"])
