@@ -1,0 +1,118 @@
+"""Profiles: which faults beside which load. Faults hide each other, so each profile has few.
+
+A floor is how many times a fault must have hit in a minute of load; a run below it proves nothing and is VACUOUS.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one enqueuer does.
+
+    Args:
+        modes: how it enqueues, by weight; see `enqueuer.py`.
+        functions: what it enqueues, by weight.
+        rate: transactions a second.
+        racers: threads of one enqueuer that race for a key.
+    """
+
+    modes: dict
+    functions: dict
+    rate: float = 25.0
+    racers: int = 4
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Faults that come one after the other, in an order that the seed fixes.
+
+    Args:
+        faults: names of `faults.FAULTS`, by weight.
+        gap: mean seconds of quiet between two of them.
+    """
+
+    faults: dict
+    gap: float = 2.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One kind of run.
+
+    Args:
+        workers: flags of each worker.
+        floors: a minute's least number of hits, by fault.
+        actions: of the operator, a second; 0: none.
+        proxied: roles that reach the server through the proxy.
+        pooled: everything goes through PgBouncer in transaction mode.
+        env: of every process.
+        isolation: default of the database.
+        pickup: seconds within which an acknowledged task must have started in a quiet time, as P11 has it.
+        recovers: throughput must come back after faults of the database.
+    """
+
+    name: str
+    title: str
+    load: Load
+    lanes: tuple = ()
+    workers: tuple = ((), (), ("--processes", "2"))
+    floors: dict = field(default_factory=dict)
+    enqueuers: int = 2
+    actions: float = 0.0
+    proxied: tuple = ()
+    pooled: bool = False
+    env: dict = field(default_factory=dict)
+    isolation: str = ""
+    standby: bool = False
+    disk_megabytes: int = 0
+    pickup: float | None = None
+    recovers: bool = True
+
+
+SHORT = {"instant": 60, "brief": 30, "slow": 5}
+LONG = {"instant": 40, "brief": 20, "slow": 15, "long": 8, "effect": 12, "async": 5, "flaky": 3, "speaks": 2}
+MIXED = {**SHORT, "long": 3, "effect": 10, "async": 5, "flaky": 5, "snoozing": 3, "speaks": 2, "hopeless": 1}
+PLAIN = {"plain": 70, "autocommit": 30}
+ALL_MODES = {
+    "plain": 30,
+    "autocommit": 15,
+    "rollback": 15,
+    "savepoint": 10,
+    "silent": 5,
+    "bulk": 5,
+    "race": 12,
+    "replay": 8,
+}
+
+_KILLS = {"kill worker": 4, "kill child": 2, "kill all": 1}
+_DATABASE = {"crash": 3, "crash long": 1, "crash backend": 1, "end sessions": 4, "end some sessions": 6}
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile(
+            "A",
+            "owners: long tasks, workers killed and frozen, the server crashing",
+            Load(PLAIN, LONG),
+            (Lane({**_KILLS, "freeze": 5}, 1.0), Lane(_DATABASE, 4.0)),
+            floors={"F1": 3, "F2": 1, "F4": 1, "F5": 2},
+        ),
+        Profile(
+            "B",
+            "cancels and revivals, workers killed and frozen, sessions ended",
+            Load(PLAIN, MIXED),
+            (Lane({**_KILLS, "freeze": 5}, 1.5), Lane({"end sessions": 1, "end some sessions": 3}, 3.0)),
+            floors={"F1": 2, "F2": 0.5, "F5": 2, "cancels": 60},
+            actions=15.0,
+        ),
+        Profile(
+            "C",
+            "enqueueing: rollbacks, savepoints, racers, bulk; the server crashing, sessions ended, the network cut",
+            Load(ALL_MODES, {**SHORT, "effect": 10}, racers=25),
+            (Lane(_DATABASE, 5.0), Lane({"cut": 3, "slow network": 2, "refuse": 1}, 4.0)),
+            floors={"F4": 1, "F5": 2, "F8": 2, "racers": 200},
+            proxied=("enqueuer",),
+        ),
+    )
+}
