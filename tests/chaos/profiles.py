@@ -48,6 +48,11 @@ class Profile:
         pooled: everything goes through PgBouncer in transaction mode.
         env: of every process.
         isolation: default of the database.
+        standby: the server has a synchronous one.
+        disk_megabytes: the server has a disk of its own.
+        server: settings of PostgreSQL.
+        requires: programs that must be installed.
+        lease: in seconds.
         pickup: seconds within which an acknowledged task must have started in a quiet time, as P11 has it.
         recovers: throughput must come back after faults of the database.
     """
@@ -66,6 +71,9 @@ class Profile:
     isolation: str = ""
     standby: bool = False
     disk_megabytes: int = 0
+    server: dict = field(default_factory=dict)
+    requires: tuple = ()
+    lease: float = 2.0
     pickup: float | None = None
     recovers: bool = True
 
@@ -73,6 +81,8 @@ class Profile:
 SHORT = {"instant": 60, "brief": 30, "slow": 5}
 LONG = {"instant": 40, "brief": 20, "slow": 15, "long": 8, "effect": 12, "async": 5, "flaky": 3, "speaks": 2}
 MIXED = {**SHORT, "long": 3, "effect": 10, "async": 5, "flaky": 5, "snoozing": 3, "speaks": 2, "hopeless": 1}
+#: `atomic=True` needs READ COMMITTED; above it a system check says so.
+NOT_ATOMIC = {kind: weight for kind, weight in MIXED.items() if kind != "effect"}
 PLAIN = {"plain": 70, "autocommit": 30}
 ALL_MODES = {
     "plain": 30,
@@ -84,6 +94,8 @@ ALL_MODES = {
     "race": 12,
     "replay": 8,
 }
+
+ROLES = ("worker", "enqueuer", "operator")
 
 _KILLS = {"kill worker": 4, "kill child": 2, "kill all": 1}
 _DATABASE = {"crash": 3, "crash long": 1, "crash backend": 1, "end sessions": 4, "end some sessions": 6}
@@ -113,6 +125,61 @@ PROFILES = {
             (Lane(_DATABASE, 5.0), Lane({"cut": 3, "slow network": 2, "refuse": 1}, 4.0)),
             floors={"F4": 1, "F5": 2, "F8": 2, "racers": 200},
             proxied=("enqueuer",),
+        ),
+        Profile(
+            "D",
+            "network: slow, cut, refusing and silent; no slots left, small timeouts",
+            Load(ALL_MODES, MIXED, rate=20),
+            (
+                Lane({"cut": 3, "slow network": 3, "refuse": 2, "silence": 3}, 3.0),
+                Lane({"no slots": 1, "small timeouts": 2}, 6.0),
+            ),
+            floors={"F8": 4, "F11": 0.5, "F12": 0.5},
+            proxied=ROLES,
+            actions=3.0,
+            server={"max_connections": "70"},
+            recovers=False,
+        ),
+        Profile(
+            "DP",
+            "everything through PgBouncer in transaction mode, which is restarted and paused; sessions ended",
+            Load(ALL_MODES, MIXED, rate=20),
+            (
+                Lane({"restart pooler": 3, "pause pooler": 3, "crash": 1}, 4.0),
+                Lane({"end sessions": 1, "end some sessions": 3, **_KILLS}, 3.0),
+            ),
+            floors={"F7": 3, "F5": 2},
+            actions=3.0,
+            pooled=True,
+            requires=("pgbouncer",),
+        ),
+        Profile(
+            "DF",
+            "failover to a synchronous standby, with promotion",
+            Load(ALL_MODES, MIXED, rate=20),
+            (Lane({"fail over": 1}, 6.0), Lane(_KILLS, 8.0)),
+            floors={"F6": 1},
+            proxied=ROLES,
+            actions=3.0,
+            standby=True,
+        ),
+        Profile(
+            "DR",
+            "the database's default isolation is REPEATABLE READ; owners and sessions as in A",
+            Load(ALL_MODES, NOT_ATOMIC),
+            (Lane({**_KILLS, "freeze": 5}, 1.5), Lane(_DATABASE, 5.0)),
+            floors={"F1": 2, "F2": 0.5, "F4": 1, "F5": 2},
+            isolation="repeatable read",
+            actions=3.0,
+        ),
+        Profile(
+            "DS",
+            "the database's default isolation is SERIALIZABLE; owners and sessions as in A",
+            Load(ALL_MODES, NOT_ATOMIC),
+            (Lane({**_KILLS, "freeze": 5}, 1.5), Lane(_DATABASE, 5.0)),
+            floors={"F1": 2, "F2": 0.5, "F4": 1, "F5": 2},
+            isolation="serializable",
+            actions=3.0,
         ),
     )
 }

@@ -13,6 +13,10 @@ from tests.chaos.profiles import Profile
 from tests.chaos.stage import Stage
 
 
+class NotInstalled(Exception):
+    """A program that a profile needs is not on this machine."""
+
+
 @dataclass
 class Result:
     """What a run was, and what it came to."""
@@ -44,16 +48,22 @@ class Result:
 def run(profile, *, seed, minutes, plant="", keep=None):
     """Play a profile and judge it.
 
+    Raises:
+        NotInstalled: with what is missing.
+
     Args:
         minutes: of load with faults; healing and draining come on top.
         plant: name of a bug of `app/plants.py`.
         keep: folder for the history and the logs; without it they are kept only where something is wrong.
     """
+    missing = [name for name in profile.requires if shutil.which(name) is None]
+    if missing:
+        raise NotInstalled(f"profile {profile.name} needs {', '.join(missing)}")
     base = Path(keep) if keep else None
     if base:
         base.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-{profile.name}-{seed}-", dir=base))
-    stage = Stage(Plan(profile.name, seed, str(folder), plant), profile)
+    stage = Stage(Plan(profile.name, seed, str(folder), plant, profile.lease), profile)
     with stage.built():
         stage.play(minutes * 60)
         evidence = stage.evidence(stage.limits())

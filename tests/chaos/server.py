@@ -3,9 +3,11 @@
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
 from time import monotonic
 
@@ -15,7 +17,7 @@ from example_project.localdb.place import Place
 from example_project.localdb.server import Server
 from tests.workers.harness import Process, until, url_of
 
-DATABASE = "dhara"
+DATABASE, ROLE = "dhara", "app"
 
 #: Test only. The row's lock orders the changes of one task, and so `n` does. The tag of the statement is its verb.
 TRIGGER_LOG = """
@@ -23,7 +25,7 @@ CREATE TABLE chaos_log (
     n bigserial, at timestamptz, id uuid, was text, state text, old_lease bigint, lease bigint, worker uuid, verb text,
     run_at timestamptz, failures int, lost int, interrupted int, snoozed int, asked boolean, newly_asked boolean
 );
-CREATE FUNCTION chaos_log() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION chaos_log() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
     INSERT INTO chaos_log VALUES (
         DEFAULT, clock_timestamp(), NEW.id, OLD.state, NEW.state, OLD.lease, NEW.lease, NEW.worker_id,
@@ -37,43 +39,85 @@ CREATE TRIGGER chaos_log AFTER UPDATE ON dhara_task FOR EACH ROW
     WHEN (OLD.state <> NEW.state OR OLD.lease <> NEW.lease
           OR OLD.cancel_requested_at IS DISTINCT FROM NEW.cancel_requested_at)
     EXECUTE FUNCTION chaos_log();
+
+CREATE SEQUENCE chaos_slept;
+CREATE FUNCTION chaos_slow() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    IF random() < 0.01 THEN
+        PERFORM nextval('chaos_slept'), pg_sleep(0.1);
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER chaos_slow AFTER UPDATE ON dhara_task FOR EACH ROW EXECUTE FUNCTION chaos_slow();
+ALTER TABLE dhara_task DISABLE TRIGGER chaos_slow;
 """
 
 
 class ChaosServer:
     """A PostgreSQL with fsync that this process starts and stops at will.
 
+    The processes of the run are a role of their own without privileges, so that limits apply to them and a place is
+    left for us.
+
     Args:
-        folder: for the cluster; on /dev/shm by default, so that crashes are fast.
+        megabytes: of a disk of its own, which can be filled; 0: it lies in /dev/shm if there is one. Needs root.
+        settings: of PostgreSQL.
     """
 
-    def __init__(self, folder=None):
+    def __init__(self, megabytes=0, **settings):
         base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.folder = Path(folder or tempfile.mkdtemp(prefix="dhara-chaos-", dir=base))
+        self.folder = Path(tempfile.mkdtemp(prefix="dhara-chaos-", dir=base))
+        self._is_mounted = bool(megabytes)
+        if megabytes:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "dhara", self.folder], check=True)
         self.folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
+        self._settings = {"max_connections": "150", "shared_buffers": "64MB", **settings}
+        self.use("first")
+
+    def use(self, name):
+        """From now on the cluster of this name is the server."""
         # "crash" is no profile of tests: with them fsync would be off.
-        self._server = Server(Place(self.folder / "crash", "crash"))
+        self._server = Server(Place(self.folder / name, "crash"))
         self.cluster = self._server.cluster
+        self.cluster.settings = self._settings
+
+    def sibling(self, name):
+        """Another cluster beside this one, with the same settings."""
+        other = copy(self)
+        other.use(name)
+        return other
+
+    def become(self, other):
+        """This server is gone, and `other` has its place."""
+        self._server.release()
+        self._server, self.cluster = other._server, other.cluster
+
+    @property
+    def place(self):
+        return self._server.place
 
     @property
     def parameters(self):
-        """What psycopg needs to reach it."""
-        place = self._server.place
+        """What psycopg needs to reach it, as its superuser."""
+        place = self.place
         return {"dbname": DATABASE, "host": str(place.sockets), "port": place.port, "user": place.user}
 
     @property
     def socket(self):
-        return self._server.place.socket
+        return self.place.socket
 
     @property
     def url(self):
-        return url_of(self.parameters)
+        """For the processes of the run."""
+        return url_of({**self.parameters, "user": ROLE})
 
     def start(self):
         self._server.ensure(DATABASE)
 
     def prepare(self, log, *, keys_are_unique=True):
         """All tables, and the log of changes."""
+        self.ask(f"CREATE ROLE {ROLE} LOGIN")
+        self.ask(f"ALTER DATABASE {DATABASE} OWNER TO {ROLE}")
         words = [sys.executable, "manage.py", "migrate", "--run-syncdb", "-v0"]
         env = {"DJANGO_SETTINGS_MODULE": "tests.chaos.settings", "DATABASE_URL": self.url}
         migrate = Process(words, log, **env)
@@ -122,8 +166,18 @@ class ChaosServer:
             until(lambda: not chosen & {pid for (pid,) in connection.execute(pids)})
         return len(chosen)
 
+    def log_lines(self, text):
+        """How many lines of the server's log say so."""
+        return self.place.log.read_text(errors="replace").count(text) if self.place.log.exists() else 0
+
     def destroy(self):
+        self.end()
+        if self._is_mounted:
+            subprocess.run(["umount", "-l", self.folder], check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def end(self):
+        """Stop it, and let go of it."""
         with suppress(OSError):
             self._server.stop()
         self._server.release()
-        shutil.rmtree(self.folder, ignore_errors=True)

@@ -11,7 +11,9 @@ from tests.chaos.checker import Attempt, Change, Evidence, Row
 from tests.chaos.checker.evidence import Limits
 from tests.chaos.fleet import Fleet
 from tests.chaos.monitor import Monitor
-from tests.chaos.server import ChaosServer
+from tests.chaos.pooler import Pooler
+from tests.chaos.server import DATABASE, ROLE, ChaosServer
+from tests.chaos.standby import Pair
 from tests.workers.harness import Proxy, until
 
 DRAIN_SECONDS = 120.0
@@ -34,8 +36,8 @@ class Stage:
         self.folder = Path(plan.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.ledger = history.Ledger(self.folder, "stage")
-        self.server = ChaosServer()
-        self.proxy = None
+        self.server = ChaosServer(megabytes=profile.disk_megabytes, **profile.server)
+        self.proxy = self.pooler = self.pair = None
         self.fleet = Fleet(self.ledger, self.folder, plan.env)
         self._ends = threading.Event()
 
@@ -49,13 +51,36 @@ class Stage:
             yield
         finally:
             self.fleet.end()
-            if self.proxy is not None:
-                self.proxy.close()
+            self._tear_down()
             self.server.destroy()
 
+    def _tear_down(self):
+        if self.proxy is not None:
+            self.proxy.close()
+        if self.pooler is not None:
+            self.pooler.stop()
+        if self.pair is not None:
+            self.pair.end()
+
     def _build(self):
+        if self.profile.isolation:
+            self.server.ask(f"ALTER DATABASE {DATABASE} SET default_transaction_isolation = '{self.profile.isolation}'")
         if self.profile.proxied:
             self.proxy = Proxy(self.server.socket)
+        if self.profile.pooled:
+            self.pooler = Pooler(self.server)
+            self.pooler.start()
+        if self.profile.standby:
+            self.pair = Pair(self.server, self._move_to)
+            self.pair.attach()
+        self._cast()
+
+    def _move_to(self, socket):
+        """The proxy leads to another server from now on."""
+        self.proxy.target = str(socket)
+        self.proxy.cut()
+
+    def _cast(self):
         for number, flags in enumerate(self.profile.workers):
             words = ("manage.py", "dhara_worker", "--concurrency", "4", "--drain-timeout", "3", *flags)
             self._add("worker", number, *words)
@@ -65,10 +90,9 @@ class Stage:
             self._add("operator", 0, "-m", "tests.chaos.operator")
 
     def _add(self, role, number, *words):
-        where = self.server.parameters
-        url = self.server.url
+        url = self.pooler.url if self.pooler else self.server.url
         if role in self.profile.proxied:
-            url = f"postgresql://{where['user']}@127.0.0.1:{self.proxy.port}/{where['dbname']}"
+            url = f"postgresql://{ROLE}@127.0.0.1:{self.proxy.port}/{DATABASE}"
         self.fleet.add(f"{role} {number}", *words, DATABASE_URL=url, **self.profile.env)
 
     # ---------------------------------------------------------------------------------------------------- the phases
@@ -79,7 +103,8 @@ class Stage:
         Args:
             seconds: of load with faults.
         """
-        arena = faults.Arena(self.plan, self.server, self.fleet, self.ledger, self._ends, self.proxy)
+        arena = faults.Arena(self.plan, self.server, self.fleet, self.ledger, self._ends)
+        arena.proxy, arena.pooler, arena.pair = self.proxy, self.pooler, self.pair
         monitor, harm = Monitor(arena), nemesis.Nemesis(arena, self.profile.lanes)
         self.fleet.start()
         until(lambda: self._is_running(), 60)
