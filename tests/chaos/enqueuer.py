@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from itertools import count
 from time import monotonic, sleep
 
@@ -22,6 +23,12 @@ from tests.chaos.profiles import PROFILES
 
 #: Racers of all enqueuers meet at multiples of this, in seconds: the key is the number of the slot.
 SLOT_SECONDS = 0.5
+
+
+_ODD_ROW = """
+INSERT INTO dhara_task (id, backend, queue, function, payload, metadata, max_attempts)
+VALUES (gen_random_uuid(), 'default', 'default', 'tests.chaos.app.tasks.work', %s::jsonb, %s::jsonb, 2)
+"""
 
 
 class _RolledBack(Exception):
@@ -155,7 +162,7 @@ class Enqueuer:
         due = monotonic()
         while not self._stops:
             [mode] = self._draw.choices(modes, weights)
-            getattr(self, f"_{mode}")()
+            getattr(self, f"_{mode.replace(' ', '_')}")()
             due = max(due + 1 / self._load.rate, monotonic() - 1.0)
             sleep(max(due - monotonic(), 0))
         self._pool.shutdown()
@@ -169,6 +176,7 @@ class Enqueuer:
     def _drawn(self):
         """A function with its arguments."""
         from tests.chaos.app import tasks
+        from tests.chaos.app.abuse import ABUSES
 
         draw, lease = self._draw, self._plan.lease
         kinds = {
@@ -182,6 +190,8 @@ class Enqueuer:
             "hopeless": lambda: (tasks.flaky, self._name(), 1000),
             "snoozing": lambda: (tasks.snoozing, self._name(), draw.randint(1, 2)),
             "speaks": lambda: (tasks.speaks, self._name()),
+            "abuse": lambda: (tasks.abuses, self._name(), draw.choice(ABUSES)),
+            "killer": lambda: (tasks.kills, self._name(), draw.choice(["exit", "kill"])),
         }
         [kind] = draw.choices(list(self._load.functions), list(self._load.functions.values()))
         return kinds[kind]()
@@ -217,12 +227,30 @@ class Enqueuer:
 
         self._operation("savepoint").run(body)
 
+    def _ahead(self):
+        """Not before some seconds have passed."""
+        function, *args = self._drawn()
+        later = function.using(run_after=timedelta(seconds=self._draw.uniform(0.2, 5)))
+        self._operation("ahead").run(lambda op: op.call(later, *args))
+
+    def _odd_row(self):
+        """A row that some other program has written."""
+        from tests.chaos.app.abuse import ODD_PAYLOADS
+
+        uid, payload = self._name(), self._draw.choice(ODD_PAYLOADS)
+        self._ledger.write("try", op=uid, mode="odd row", uid=uid, key=None)
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(_ODD_ROW, [payload, f'{{"uid": "{uid}"}}'])
+        except Exception:
+            _recover()
+
     def _bulk(self):
-        """Ten calls without a key, and two with keys that other bulks have too, in another order."""
+        """Many calls without a key, and two with keys that other bulks have too, in another order."""
         from django_dhara.operations import enqueue_many
         from tests.chaos.app import tasks
 
-        calls = [(tasks.work, self._name()) for _ in range(10)]
+        calls = [(tasks.work, self._name()) for _ in range(self._load.bulk)]
         keys = [f"bulk {int(monotonic())} {n}" for n in self._draw.sample(range(3), 2)]
 
         def body(op):

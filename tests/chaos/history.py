@@ -7,7 +7,7 @@ database. One machine has one CLOCK_MONOTONIC: the times of all processes are in
 import json
 import os
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 
 
 class Ledger:
@@ -34,7 +34,9 @@ class Ledger:
         self._pid = os.getpid()
         path = self._folder / f"{self._role}-{self._pid}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self._append({"t": monotonic(), "e": "hello", "p": self._pid, "role": self._role, "parent": os.getppid()})
+        self._append(
+            {"t": monotonic(), "e": "hello", "p": self._pid, "role": self._role, "parent": os.getppid(), "wall": time()}
+        )
 
     def _append(self, event):
         os.write(self._file, json.dumps(event, default=str, separators=(",", ":")).encode() + b"\n")

@@ -25,9 +25,9 @@ class Nemesis:
             thread.start()
 
     def _serve(self, lane, draw):
-        names, weights = list(lane.faults), list(lane.faults.values())
-        while not self._arena.ends.wait(draw.expovariate(1 / lane.gap)):
-            [name] = draw.choices(names, weights)
+        for name in _order(lane.faults, draw):
+            if self._arena.ends.wait(draw.expovariate(1 / lane.gap)):
+                return
             try:
                 FAULTS[name](self._arena, draw)
             except Exception:
@@ -43,6 +43,15 @@ class Nemesis:
         self._arena.ends.set()
         for thread in self._threads:
             thread.join()
+
+
+def _order(faults, draw):
+    """Without end: each of them once, then the rest of their weights, so that a short run has them all."""
+    while True:
+        firsts, rest = list(faults), [name for name, weight in faults.items() for _ in range(weight - 1)]
+        draw.shuffle(firsts)
+        draw.shuffle(rest)
+        yield from firsts + rest
 
 
 def heal(arena):

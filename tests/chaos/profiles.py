@@ -15,12 +15,14 @@ class Load:
         functions: what it enqueues, by weight.
         rate: transactions a second.
         racers: threads of one enqueuer that race for a key.
+        bulk: calls of one `enqueue_many`.
     """
 
     modes: dict
     functions: dict
     rate: float = 25.0
     racers: int = 4
+    bulk: int = 10
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Profile:
 
     Args:
         workers: flags of each worker.
+        worker_env: more of the environment of each worker.
         floors: a minute's least number of hits, by fault.
         actions: of the operator, a second; 0: none.
         proxied: roles that reach the server through the proxy.
@@ -54,6 +57,7 @@ class Profile:
         requires: programs that must be installed.
         lease: in seconds.
         pickup: seconds within which an acknowledged task must have started in a quiet time, as P11 has it.
+        pickup_in_faults: ... and in any other time, too.
         recovers: throughput must come back after faults of the database.
     """
 
@@ -63,6 +67,7 @@ class Profile:
     lanes: tuple = ()
     workers: tuple = ((), (), ("--processes", "2"))
     floors: dict = field(default_factory=dict)
+    worker_env: tuple = ()
     enqueuers: int = 2
     actions: float = 0.0
     proxied: tuple = ()
@@ -75,6 +80,7 @@ class Profile:
     requires: tuple = ()
     lease: float = 2.0
     pickup: float | None = None
+    pickup_in_faults: bool = False
     recovers: bool = True
 
 
@@ -95,6 +101,7 @@ ALL_MODES = {
     "replay": 8,
 }
 
+FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 ROLES = ("worker", "enqueuer", "operator")
 
 _KILLS = {"kill worker": 4, "kill child": 2, "kill all": 1}
@@ -180,6 +187,58 @@ PROFILES = {
             floors={"F1": 2, "F2": 0.5, "F4": 1, "F5": 2},
             isolation="serializable",
             actions=3.0,
+        ),
+        Profile(
+            "E",
+            "pressure: hundreds of tasks a second; held snapshots, locks, slow writes, a deaf listener, a full disk",
+            Load({"bulk": 1}, SHORT, rate=6, bulk=40),
+            (
+                Lane({"slow writes": 2, "lock table": 2, "fill disk": 1}, 5.0),
+                Lane({"hold snapshot": 2, "deaf listener": 1}, 3.0),
+            ),
+            floors={"F9": 0.5, "F13": 1, "F14": 0.5, "F20": 0.5},
+            disk_megabytes=1200,
+            server={"max_wal_size": "128MB", "min_wal_size": "32MB"},
+            requires=("mount",),
+            recovers=False,
+        ),
+        Profile(
+            "F",
+            "time: workers whose clocks are ten minutes ahead, ten behind, or twice as fast; scheduled tasks, retries",
+            Load({"plain": 40, "ahead": 60}, {**MIXED, "flaky": 20}),
+            (Lane({**_KILLS, "freeze": 3}, 3.0), Lane({"end some sessions": 1}, 5.0)),
+            floors={"F10": 3, "F1": 1},
+            worker_env=tuple(
+                {"LD_PRELOAD": FAKETIME, "FAKETIME": clock, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+                for clock in ("+600s", "-600s", "+0 x2")
+            ),
+            requires=("faketime",),
+        ),
+        Profile(
+            "G",
+            "poison: functions and rows that abuse or kill their worker; starved processes",
+            Load({"plain": 95, "odd row": 5}, {**SHORT, "effect": 5, "abuse": 12, "killer": 0.4, "speaks": 3}),
+            (Lane({"starve": 1}, 6.0),),
+            floors={"F18": 60, "F3": 0.5},
+        ),
+        Profile(
+            "H",
+            "deploys: one worker after the other is told to stop, and started anew",
+            Load(PLAIN, LONG),
+            (Lane({"stop and start": 1}, 0.5),),
+            floors={"F16": 6},
+        ),
+        Profile(
+            "L",
+            "listeners: their sessions ended again and again; one worker that hardly polls, few tasks",
+            Load({"plain": 1}, {"instant": 1}, rate=0.15),
+            (Lane({"end listeners": 1}, 0.7),),
+            workers=(("--poll-interval", "30"),),
+            floors={"F5": 15},
+            enqueuers=1,
+            pickup=4.0,
+            pickup_in_faults=True,
+            recovers=False,
         ),
     )
 }

@@ -82,18 +82,19 @@ class Stage:
 
     def _cast(self):
         for number, flags in enumerate(self.profile.workers):
+            env = self.profile.worker_env[number] if self.profile.worker_env else {}
             words = ("manage.py", "dhara_worker", "--concurrency", "4", "--drain-timeout", "3", *flags)
-            self._add("worker", number, *words)
+            self._add("worker", number, *words, **env)
         for number in range(self.profile.enqueuers):
             self._add("enqueuer", number, "-m", "tests.chaos.enqueuer", str(number))
         if self.profile.actions:
             self._add("operator", 0, "-m", "tests.chaos.operator")
 
-    def _add(self, role, number, *words):
+    def _add(self, role, number, *words, **env):
         url = self.pooler.url if self.pooler else self.server.url
         if role in self.profile.proxied:
             url = f"postgresql://{ROLE}@127.0.0.1:{self.proxy.port}/{DATABASE}"
-        self.fleet.add(f"{role} {number}", *words, DATABASE_URL=url, **self.profile.env)
+        self.fleet.add(f"{role} {number}", *words, DATABASE_URL=url, **self.profile.env, **env)
 
     # ---------------------------------------------------------------------------------------------------- the phases
 
@@ -155,13 +156,15 @@ class Stage:
         return Limits(
             lease=self.plan.lease,
             pickup=self.profile.pickup,
+            pickup_in_faults=self.profile.pickup_in_faults,
+            poison="killer" in self.profile.load.functions,
             throughput=15.0 if self.profile.recovers else None,
         )
 
 
 _ROWS = """
-SELECT id::text, payload->'args'->>0, function, state, lease, failures, lost, interrupted, snoozed, max_attempts,
-       idempotency_key, run_at < now() + interval '10 min'
+SELECT id::text, coalesce(metadata->>'uid', payload->'args'->>0), function, state, lease, failures, lost,
+       interrupted, snoozed, max_attempts, idempotency_key, run_at < now() + interval '10 min'
 FROM dhara_task
 """
 _CHANGES = """

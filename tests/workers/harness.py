@@ -276,8 +276,15 @@ class Proxy:
             return
         self._sockets |= {client, server}
         doomed = Event()
-        Thread(target=self._pump, args=(client, server, doomed, self._asks), daemon=True).start()
-        Thread(target=self._pump, args=(server, client, doomed, self._answers), daemon=True).start()
+        back = Thread(target=self._pump, args=(server, client, doomed, self._answers), daemon=True)
+        back.start()
+        Thread(target=self._serve, args=(client, server, doomed, back), daemon=True).start()
+
+    def _serve(self, client, server, doomed, back):
+        self._pump(client, server, doomed, self._asks)
+        back.join()
+        client.close()
+        server.close()
 
     def _pump(self, source, target, doomed, passes):
         with suppress(OSError):

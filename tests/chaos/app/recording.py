@@ -1,8 +1,11 @@
-"""What a worker writes into the history beside the events of its functions: answers to settles, lost leases."""
+"""What a worker writes into the history: starts and ends of functions, answers to settles, lost leases."""
 
 import os
+from contextlib import contextmanager
 from functools import wraps
 from time import monotonic
+
+from django.utils import translation
 
 from django_dhara import lifecycle
 from django_dhara.signals import lease_lost
@@ -10,6 +13,19 @@ from tests.chaos.history import Ledger
 from tests.chaos.plan import Plan
 
 ledger = None
+
+
+@contextmanager
+def recorded(context, uid):
+    """The first and the last line of a function."""
+    run = {"id": context.task_result.id, "lease": context.lease}
+    ledger.write("start", uid=uid, n=context.attempt, lang=translation.get_language(), **run)
+    try:
+        yield
+    except BaseException as error:
+        ledger.write("end", ok=False, error=type(error).__name__, **run)
+        raise
+    ledger.write("end", ok=True, **run)
 
 
 def start():

@@ -1,34 +1,28 @@
 """The functions of a run. Each writes its start and its end, with its lease."""
 
 import asyncio
-import time
-from contextlib import contextmanager
+from threading import Event
 
 from django.utils import translation
 
 from django_dhara import Snooze
 from django_dhara.tasks import task
-from tests.chaos.app import recording
+from tests.chaos.app.abuse import abuses, kills
 from tests.chaos.app.models import Effect
+from tests.chaos.app.recording import recorded
+
+__all__ = ["abuses", "awork", "effect", "flaky", "keyed", "kills", "snoozing", "speaks", "work"]
 
 
-@contextmanager
-def recorded(context, uid):
-    """The first and the last line of a function."""
-    run = {"id": context.task_result.id, "lease": context.lease}
-    recording.ledger.write("start", uid=uid, n=context.attempt, lang=translation.get_language(), **run)
-    try:
-        yield
-    except BaseException as error:
-        recording.ledger.write("end", ok=False, error=type(error).__name__, **run)
-        raise
-    recording.ledger.write("end", ok=True, **run)
+def pause(seconds):
+    """What `time.sleep` does; that fails under libfaketime."""
+    Event().wait(seconds)
 
 
 @task(takes_context=True)
 def work(context, uid, seconds=0.0):
     with recorded(context, uid):
-        time.sleep(seconds)
+        pause(seconds)
 
 
 @task(takes_context=True)
@@ -42,7 +36,7 @@ def effect(context, uid, seconds=0.0):
     """One row, in the transaction that settles the task. An outage ends that transaction: a failure, and so many."""
     with recorded(context, uid):
         Effect.objects.create(task_id=context.task_result.id, lease=context.lease)
-        time.sleep(seconds)
+        pause(seconds)
 
 
 @task(takes_context=True)

@@ -71,7 +71,9 @@ class Limits:
     Args:
         recovery: from a worker's death until its tasks may start again, beyond lease and sweep: where all were killed
             the start of a process, and what a busy machine takes.
-        pickup: from the acknowledgement to the start, in quiet times; None: not asked.
+        pickup: from the acknowledgement to the start; None: not asked.
+        pickup_in_faults: not only in quiet times.
+        poison: tasks that kill their workers are among the others, and nothing else does.
         throughput: within which it is back after a fault of the database; None: not asked.
     """
 
@@ -84,8 +86,9 @@ class Limits:
     recovery: float = 6.0
     back: float = 5.0
     pickup: float | None = None
+    pickup_in_faults: bool = False
+    poison: bool = False
     throughput: float | None = 15.0
-    isolation: str = "read committed"
 
 
 @dataclass

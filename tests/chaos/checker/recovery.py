@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from signal import SIGTERM
 
 from tests.chaos.checker.evidence import Violation
 
@@ -85,10 +86,14 @@ class Recovery:
         return (bisect_left(self._done, until) - bisect_left(self._done, since)) / (until - since)
 
     def _pickups(self):
-        """From the acknowledgement to the start, of tasks without a delay, in times without faults."""
+        """From the acknowledgement to the start, of tasks without a delay; as a rule in times without faults."""
         acked = {id_: ack["t"] for ack in self._e.of("ack") for _, id_, duplicate in ack["made"] if not duplicate}
+        ahead = {event["uid"] for event in self._e.of("try") if event["mode"] == "ahead"}
+        always = self._e.limits.pickup_in_faults
         for id_, starts in self._e.starts_of.items():
-            if id_ in acked and self._e.was_quiet(acked[id_] - 3 * self._e.limits.lease, starts[0]["t"]):
+            if id_ not in acked or starts[0]["uid"] in ahead:
+                continue
+            if always or self._e.was_quiet(acked[id_] - 3 * self._e.limits.lease, starts[0]["t"]):
                 yield max(starts[0]["t"] - acked[id_], 0.0), id_
 
 
@@ -130,20 +135,28 @@ def _only_a_child(fault):
 
 
 def bad_stops(e):
-    """I19: a worker that gets SIGTERM leaves in time with 0, and claims nothing more."""
+    """I19: a worker that gets SIGTERM leaves in time with 0, and starts nothing more."""
+    began = {event["p"] for event in e.of("start", "settle")}
     stops = {f["pids"][0]: f["t"] for f in e.of("fault") if f["kind"] == "term"}
     for event in e.of("exit"):
         stop = stops.get(event["pid"])
         if stop is None or not event["slot"].startswith("worker"):
             continue
-        if e.was_harmed(event["pid"], 0, event["t"], ("kill", "freeze", "starve")) or not e.was_up(stop, event["t"]):
-            continue
-        if event["code"] != 0:
-            yield Violation("I19", f"{event['slot']} ended with {event['code']} after SIGTERM", (event,))
-        if event["t"] - stop > e.limits.drain + 4.0:
-            yield Violation("I19", f"{event['slot']} took {event['t'] - stop:.1f} s to stop", (event,))
+        is_harmed = e.was_harmed(event["pid"], 0, event["t"], ("kill", "freeze", "starve"))
+        is_early = event["code"] == -SIGTERM and event["pid"] not in began  # not yet in the worker's code
+        if not is_harmed and not is_early and e.was_up(stop, event["t"]):
+            yield from _bad_stop(e, event, stop)
     for event in e.of("stuck"):
         yield Violation("I19", f"{event['slot']} did not stop at all", (event,))
+
+
+def _bad_stop(e, event, stop):
+    if event["code"] != 0:
+        yield Violation("I19", f"{event['slot']} ended with {event['code']} after SIGTERM", (event,))
+    if late := [start for start in e.of("start") if start["p"] == event["pid"] and start["t"] > stop + 1.0]:
+        yield Violation("I19", f"{event['slot']} started tasks after SIGTERM", tuple(late))
+    if event["t"] - stop > e.limits.drain + 4.0:
+        yield Violation("I19", f"{event['slot']} took {event['t'] - stop:.1f} s to stop", (event,))
 
 
 def samples(e):

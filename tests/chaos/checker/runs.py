@@ -155,6 +155,16 @@ def effects(e):
             yield Violation("I20", f"the effect of task {row.id} is not that of the run that settled it")
 
 
+def neighbours(e):
+    """poison: tasks that kill their worker end DEAD after their budget, and take nobody with them."""
+    for row in e.rows if e.limits.poison else ():
+        kills = row.function.endswith(".kills")
+        if kills and row.state != "DEAD":
+            yield Violation("poison", f"task {row.id}, which kills its worker, is {row.state}")
+        if not kills and row.state == "DEAD" and row.lost >= 2:
+            yield Violation("poison", f"task {row.id} is DEAD, lost {row.lost} times, and harmless")
+
+
 def language(e):
     """clean: no run finds the language that another one has left."""
     for start in e.of("start"):
@@ -171,5 +181,6 @@ RULES = (
     repeats,
     early_claims,
     effects,
+    neighbours,
     language,
 )

@@ -54,11 +54,21 @@ def hits(e):
     for fault in e.of("fault"):
         if fault["kind"].startswith("kill"):
             found["F1"] += any(pid in cut_off for pid in fault["pids"])
+    found["F10"] += sum(abs(skew) > 5 for skew in _skews(e))
     found["F2"] += len(_refused(e))
     found["sessions"] = sum(event.get("sessions", 0) for event in e.of("witness"))
     found["cancels"] = sum(event["answer"] in ("canceled", "requested") for event in e.of("cancel"))
     found["racers"] = len({ack["op"] for ack in e.of("ack") if any(duplicate for _, _, duplicate in ack["made"])})
     return found
+
+
+def _skews(e):
+    """By how much the clock of each worker differs from ours, in seconds."""
+    walls = {event["role"]: event["wall"] - event["t"] for event in e.of("hello") if "wall" in event}
+    ours = walls.get("stage", 0.0)
+    for event in e.of("hello"):
+        if event["role"].startswith("worker"):
+            yield event.get("wall", 0.0) - event["t"] - ours if "wall" in event else 0.0
 
 
 def _refused(e):

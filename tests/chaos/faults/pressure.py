@@ -1,5 +1,6 @@
 """What makes the server slow or full: a held snapshot, slow writes, checkpoints, a deaf listener, a full disk."""
 
+import os
 from contextlib import suppress
 
 import psycopg
@@ -55,15 +56,21 @@ def fill_disk(arena, draw):
     before = arena.server.log_lines("No space left on device")
     filler = arena.server.folder / "filler"
     with arena.during("fill disk", down=True):
-        with suppress(OSError), filler.open("wb") as file:
-            while True:
-                file.write(b"x" * 65536)
-                file.flush()
+        _fill(filler)
         arena.pause(draw.uniform(1, 3) * arena.plan.lease)
         filler.unlink(missing_ok=True)
         until(lambda: _is_up(arena.server), 60)
     if (met := arena.server.log_lines("No space left on device") - before) > 0:
         arena.witness("F9", lines=met)
+
+
+def _fill(path):
+    """With pieces that get smaller, to the last page."""
+    with path.open("wb") as file:
+        for size in (16_000_000, 1_000_000, 4096):
+            with suppress(OSError):
+                while True:
+                    os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, size)
 
 
 def _is_up(server):

@@ -5,6 +5,8 @@ import signal
 from contextlib import suppress
 from time import monotonic, sleep
 
+import psycopg
+
 from tests.chaos.faults.arena import fault
 from tests.workers.harness import until
 
@@ -36,16 +38,25 @@ def kill_all(arena, draw):
         _kill(arena, "kill", [slot.pid, *slot.children])
 
 
+def _busy_slot(arena, draw):
+    """A worker that runs something; any if none does, or if nobody can be asked."""
+    owners = "SELECT pid FROM dhara_worker WHERE id IN (SELECT worker_id FROM dhara_task WHERE state = 'RUNNING')"
+    busy = set()
+    with suppress(psycopg.Error):
+        busy = {pid for (pid,) in arena.server.ask(owners)}
+    return draw.choice([slot for slot in arena.fleet.workers if slot.pid in busy] or arena.fleet.workers)
+
+
 @fault("freeze")
 def freeze(arena, draw):
     """SIGSTOP for one to three leases, then SIGCONT: what wakes up believes that nothing has happened."""
-    slot = draw.choice(arena.fleet.workers)
+    slot = _busy_slot(arena, draw)
     process, pids = slot.process, [slot.pid, *slot.children]
     with arena.during("freeze", pids=pids):
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
-        arena.pause(draw.uniform(1.0, 3.0) * arena.plan.lease)
+        arena.pause(draw.uniform(1.3, 3.0) * arena.plan.lease)
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)

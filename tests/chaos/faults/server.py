@@ -77,6 +77,12 @@ def end_some_sessions(arena, draw):
     _end(arena, kinds[kind], kind)
 
 
+@fault("end listeners")
+def end_listeners(arena, draw):
+    """The sessions that hear of new tasks; none of the others."""
+    _end(arena, "application_name LIKE 'dhara listen%'", "listeners")
+
+
 def _end(arena, where, what):
     with arena.during("end sessions", what=what):
         ended = arena.server.terminate(f"application_name <> 'nemesis' AND ({where})")
