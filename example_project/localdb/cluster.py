@@ -39,6 +39,8 @@ class Cluster:
 
     def __init__(self, place: Place) -> None:
         self.place = place
+        #: More of PostgreSQL's settings, or others than `_SETTINGS`, from the next start on.
+        self.settings: dict[str, str] = {}
 
     def ask(self, database: str, sql: str = "") -> str:
         """Return the SQLSTATE the server answers with, "" for all well; OSError when nobody answers."""
@@ -178,7 +180,7 @@ class Cluster:
         return int(run.stdout)
 
     def _postgres(self, programs: Path) -> list:
-        settings = {**_SETTINGS, **({} if self.place.durable else _FAST)}
+        settings = {**_SETTINGS, **({} if self.place.durable else _FAST), **self.settings}
         settings["unix_socket_directories"] = '"' + str(self.place.sockets).replace('"', '""') + '"'
         settings["port"] = str(self.place.port)
         if binaries.has_library(programs, "pg_stat_statements"):

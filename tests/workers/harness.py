@@ -246,16 +246,25 @@ class Crew:
 
 
 class Proxy:
-    """A TCP port that leads to PostgreSQL's Unix socket, and can be made slow, silent or broken."""
+    """A TCP port that leads to PostgreSQL's Unix socket, and can be made slow, silent or broken.
+
+    Args:
+        target: the path of the socket; it may be changed, for connections to come.
+    """
 
     def __init__(self, target):
-        self._target = str(target)
+        self.target = str(target)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._flows = Event()
         self._flows.set()
-        self._sockets = []
+        self._sockets = set()
         self.delay = 0.0
+        #: Nobody gets through.
+        self.refuses = False
+        self.refused = 0
+        #: Pieces of data that came through, and that had to wait while nothing flowed.
+        self.passed = self.held = 0
         #: Text of statements whose answer is lost, with the connection.
         self.swallows = b""
         self.swallowed = 0
@@ -264,23 +273,47 @@ class Proxy:
     def _accept(self):
         with suppress(OSError):
             while True:
-                client = self._listener.accept()[0]
-                server = socket.socket(socket.AF_UNIX)
-                server.connect(self._target)
-                self._sockets += [client, server]
-                doomed = Event()
-                Thread(target=self._pump, args=(client, server, doomed, self._asks), daemon=True).start()
-                Thread(target=self._pump, args=(server, client, doomed, self._answers), daemon=True).start()
+                self._lead(self._listener.accept()[0])
+
+    def _lead(self, client):
+        server = socket.socket(socket.AF_UNIX)
+        try:
+            if self.refuses:
+                raise ConnectionRefusedError
+            server.connect(self.target)
+        except OSError:
+            self.refused += 1
+            client.close()
+            server.close()
+            return
+        self._sockets |= {client, server}
+        doomed = Event()
+        back = Thread(target=self._pump, args=(server, client, doomed, self._answers), daemon=True)
+        back.start()
+        Thread(target=self._serve, args=(client, server, doomed, back), daemon=True).start()
+
+    def _serve(self, client, server, doomed, back):
+        self._pump(client, server, doomed, self._asks)
+        back.join()
+        client.close()
+        server.close()
 
     def _pump(self, source, target, doomed, passes):
         with suppress(OSError):
             while data := source.recv(65536):
+                self.held += not self._flows.is_set()
                 self._flows.wait()
-                sleep(self.delay)
+                if self.delay:
+                    sleep(self.delay)
                 if not passes(data, doomed):
                     break
                 target.sendall(data)
-        for end in (source, target):
+                self.passed += 1
+        self._end(source, target)
+
+    def _end(self, *ends):
+        for end in ends:
+            self._sockets.discard(end)
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
@@ -296,17 +329,24 @@ class Proxy:
 
     def freeze(self):
         """Nothing arrives any more, and nobody is told: a half-open network."""
+        self.held = 0
         self._flows.clear()
 
     def thaw(self):
         self._flows.set()
 
+    def cut(self):
+        """End all connections; returns how many sockets that were."""
+        ends = list(self._sockets)
+        self._end(*ends)
+        return len(ends)
+
     def close(self):
         self.thaw()
-        for end in [self._listener, *self._sockets]:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
 
 
 def test_database():

@@ -1,0 +1,1 @@
+"""The functions that run under faults, and what their worker writes down."""

@@ -1,0 +1,244 @@
+"""Profiles: which faults beside which load. Faults hide each other, so each profile has few.
+
+A floor is how many times a fault must have hit in a minute of load; a run below it proves nothing and is VACUOUS.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one enqueuer does.
+
+    Args:
+        modes: how it enqueues, by weight; see `enqueuer.py`.
+        functions: what it enqueues, by weight.
+        rate: transactions a second.
+        racers: threads of one enqueuer that race for a key.
+        bulk: calls of one `enqueue_many`.
+    """
+
+    modes: dict
+    functions: dict
+    rate: float = 25.0
+    racers: int = 4
+    bulk: int = 10
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Faults that come one after the other, in an order that the seed fixes.
+
+    Args:
+        faults: names of `faults.FAULTS`, by weight.
+        gap: mean seconds of quiet between two of them.
+    """
+
+    faults: dict
+    gap: float = 2.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One kind of run.
+
+    Args:
+        workers: flags of each worker.
+        worker_env: more of the environment of each worker.
+        floors: a minute's least number of hits, by fault.
+        actions: of the operator, a second; 0: none.
+        proxied: roles that reach the server through the proxy.
+        pooled: everything goes through PgBouncer in transaction mode.
+        env: of every process.
+        isolation: default of the database.
+        standby: the server has a synchronous one.
+        disk_megabytes: the server has a disk of its own.
+        server: settings of PostgreSQL.
+        requires: programs that must be installed.
+        lease: in seconds.
+        pickup: seconds within which an acknowledged task must have started in a quiet time, as P11 has it.
+        pickup_in_faults: ... and in any other time, too.
+        recovers: throughput must come back after faults of the database.
+    """
+
+    name: str
+    title: str
+    load: Load
+    lanes: tuple = ()
+    workers: tuple = ((), (), ("--processes", "2"))
+    floors: dict = field(default_factory=dict)
+    worker_env: tuple = ()
+    enqueuers: int = 2
+    actions: float = 0.0
+    proxied: tuple = ()
+    pooled: bool = False
+    env: dict = field(default_factory=dict)
+    isolation: str = ""
+    standby: bool = False
+    disk_megabytes: int = 0
+    server: dict = field(default_factory=dict)
+    requires: tuple = ()
+    lease: float = 2.0
+    pickup: float | None = None
+    pickup_in_faults: bool = False
+    recovers: bool = True
+
+
+SHORT = {"instant": 60, "brief": 30, "slow": 5}
+LONG = {"instant": 40, "brief": 20, "slow": 15, "long": 8, "effect": 12, "async": 5, "flaky": 3, "speaks": 2}
+MIXED = {**SHORT, "long": 3, "effect": 10, "async": 5, "flaky": 5, "snoozing": 3, "speaks": 2, "hopeless": 1}
+#: `atomic=True` needs READ COMMITTED; above it a system check says so.
+NOT_ATOMIC = {kind: weight for kind, weight in MIXED.items() if kind != "effect"}
+PLAIN = {"plain": 70, "autocommit": 30}
+ALL_MODES = {
+    "plain": 30,
+    "autocommit": 15,
+    "rollback": 15,
+    "savepoint": 10,
+    "silent": 5,
+    "bulk": 5,
+    "race": 12,
+    "replay": 8,
+}
+
+FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
+ROLES = ("worker", "enqueuer", "operator")
+
+_KILLS = {"kill worker": 4, "kill child": 2, "kill all": 1}
+_DATABASE = {"crash": 3, "crash long": 1, "crash backend": 1, "end sessions": 4, "end some sessions": 6}
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile(
+            "A",
+            "owners: long tasks, workers killed and frozen, the server crashing",
+            Load(PLAIN, LONG),
+            (Lane({**_KILLS, "freeze": 5}, 1.0), Lane(_DATABASE, 4.0)),
+            floors={"F1": 3, "F2": 1, "F4": 1, "F5": 2},
+        ),
+        Profile(
+            "B",
+            "cancels and revivals, workers killed and frozen, sessions ended",
+            Load(PLAIN, MIXED),
+            (Lane({**_KILLS, "freeze": 5}, 1.5), Lane({"end sessions": 1, "end some sessions": 3}, 3.0)),
+            floors={"F1": 2, "F2": 0.5, "F5": 2, "cancels": 60},
+            actions=15.0,
+        ),
+        Profile(
+            "C",
+            "enqueueing: rollbacks, savepoints, racers, bulk; the server crashing, sessions ended, the network cut",
+            Load(ALL_MODES, {**SHORT, "effect": 10}, racers=25),
+            (Lane(_DATABASE, 5.0), Lane({"cut": 3, "slow network": 2, "refuse": 1}, 4.0)),
+            floors={"F4": 1, "F5": 2, "F8": 2, "racers": 200},
+            proxied=("enqueuer",),
+        ),
+        Profile(
+            "D",
+            "network: slow, cut, refusing and silent; no slots left, small timeouts",
+            Load(ALL_MODES, MIXED, rate=20),
+            (
+                Lane({"cut": 3, "slow network": 3, "refuse": 2, "silence": 3}, 3.0),
+                Lane({"no slots": 1, "small timeouts": 2}, 6.0),
+            ),
+            floors={"F8": 4, "F11": 0.5, "F12": 0.5},
+            proxied=ROLES,
+            actions=3.0,
+            server={"max_connections": "70"},
+            recovers=False,
+        ),
+        Profile(
+            "DP",
+            "everything through PgBouncer in transaction mode, which is restarted and paused; sessions ended",
+            Load(ALL_MODES, MIXED, rate=20),
+            (
+                Lane({"restart pooler": 3, "pause pooler": 3, "crash": 1}, 4.0),
+                Lane({"end sessions": 1, "end some sessions": 3, **_KILLS}, 3.0),
+            ),
+            floors={"F7": 3, "F5": 2},
+            actions=3.0,
+            pooled=True,
+            requires=("pgbouncer",),
+        ),
+        Profile(
+            "DF",
+            "failover to a synchronous standby, with promotion",
+            Load(ALL_MODES, MIXED, rate=20),
+            (Lane({"fail over": 1}, 6.0), Lane(_KILLS, 8.0)),
+            floors={"F6": 1},
+            proxied=ROLES,
+            actions=3.0,
+            standby=True,
+        ),
+        Profile(
+            "DR",
+            "the database's default isolation is REPEATABLE READ; owners and sessions as in A",
+            Load(ALL_MODES, NOT_ATOMIC),
+            (Lane({**_KILLS, "freeze": 5}, 1.5), Lane(_DATABASE, 5.0)),
+            floors={"F1": 2, "F2": 0.5, "F4": 1, "F5": 2},
+            isolation="repeatable read",
+            actions=3.0,
+        ),
+        Profile(
+            "DS",
+            "the database's default isolation is SERIALIZABLE; owners and sessions as in A",
+            Load(ALL_MODES, NOT_ATOMIC),
+            (Lane({**_KILLS, "freeze": 5}, 1.5), Lane(_DATABASE, 5.0)),
+            floors={"F1": 2, "F2": 0.5, "F4": 1, "F5": 2},
+            isolation="serializable",
+            actions=3.0,
+        ),
+        Profile(
+            "E",
+            "pressure: hundreds of tasks a second; held snapshots, locks, slow writes, a deaf listener, a full disk",
+            Load({"bulk": 1}, SHORT, rate=6, bulk=40),
+            (
+                Lane({"slow writes": 2, "lock table": 2, "fill disk": 1}, 5.0),
+                Lane({"hold snapshot": 2, "deaf listener": 1}, 3.0),
+            ),
+            floors={"F9": 0.5, "F13": 1, "F14": 0.5, "F20": 0.5},
+            disk_megabytes=1200,
+            server={"max_wal_size": "128MB", "min_wal_size": "32MB"},
+            requires=("mount",),
+            recovers=False,
+        ),
+        Profile(
+            "F",
+            "time: workers whose clocks are ten minutes ahead, ten behind, or twice as fast; scheduled tasks, retries",
+            Load({"plain": 40, "ahead": 60}, {**MIXED, "flaky": 20}),
+            (Lane({**_KILLS, "freeze": 3}, 3.0), Lane({"end some sessions": 1}, 5.0)),
+            floors={"F10": 3, "F1": 1},
+            worker_env=tuple(
+                {"LD_PRELOAD": FAKETIME, "FAKETIME": clock, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+                for clock in ("+600s", "-600s", "+0 x2")
+            ),
+            requires=("faketime",),
+        ),
+        Profile(
+            "G",
+            "poison: functions and rows that abuse or kill their worker; starved processes",
+            Load({"plain": 95, "odd row": 5}, {**SHORT, "effect": 5, "abuse": 12, "killer": 0.4, "speaks": 3}),
+            (Lane({"starve": 1}, 6.0),),
+            floors={"F18": 60, "F3": 0.5},
+        ),
+        Profile(
+            "H",
+            "deploys: one worker after the other is told to stop, and started anew",
+            Load(PLAIN, LONG),
+            (Lane({"stop and start": 1}, 0.5),),
+            floors={"F16": 6},
+        ),
+        Profile(
+            "L",
+            "listeners: their sessions ended again and again; one worker that hardly polls, few tasks",
+            Load({"plain": 1}, {"instant": 1}, rate=0.15),
+            (Lane({"end listeners": 1}, 0.7),),
+            workers=(("--poll-interval", "30"),),
+            floors={"F5": 15},
+            enqueuers=1,
+            pickup=4.0,
+            pickup_in_faults=True,
+            recovers=False,
+        ),
+    )
+}

@@ -1,0 +1,78 @@
+"""One run of one profile, from its seed to its verdict."""
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import ceil
+from pathlib import Path
+
+from tests.chaos.checker import Verdict, check
+from tests.chaos.plan import Plan
+from tests.chaos.profiles import Profile
+from tests.chaos.stage import Stage
+
+
+class NotInstalled(Exception):
+    """A program that a profile needs is not on this machine."""
+
+
+@dataclass
+class Result:
+    """What a run was, and what it came to."""
+
+    profile: Profile
+    seed: int
+    minutes: float
+    verdict: Verdict
+    folder: Path
+    plant: str = ""
+
+    def as_dict(self):
+        verdict = self.verdict
+        return {
+            "profile": self.profile.name,
+            "title": self.profile.title,
+            "seed": self.seed,
+            "minutes": self.minutes,
+            "date": datetime.now(UTC).date().isoformat(),
+            "plant": self.plant,
+            "verdict": verdict.word,
+            "violations": [[violation.rule, violation.text] for violation in verdict.violations],
+            "hits": dict(verdict.hits),
+            "missed": verdict.missed,
+            **verdict.figures,
+        }
+
+
+def run(profile, *, seed, minutes, plant="", keep=None):
+    """Play a profile and judge it.
+
+    Raises:
+        NotInstalled: with what is missing.
+
+    Args:
+        minutes: of load with faults; healing and draining come on top.
+        plant: name of a bug of `app/plants.py`.
+        keep: folder for the history and the logs; without it they are kept only where something is wrong.
+    """
+    missing = [name for name in profile.requires if shutil.which(name) is None]
+    if missing:
+        raise NotInstalled(f"profile {profile.name} needs {', '.join(missing)}")
+    base = Path(keep) if keep else None
+    if base:
+        base.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"chaos-{profile.name}-{seed}-", dir=base))
+    stage = Stage(Plan(profile.name, seed, str(folder), plant, profile.lease), profile)
+    with stage.built():
+        stage.play(minutes * 60)
+        evidence = stage.evidence(stage.limits())
+    verdict = check(evidence, _floors(profile, minutes))
+    if verdict.word == "pass" and not keep:
+        shutil.rmtree(folder, ignore_errors=True)
+    return Result(profile, seed, minutes, verdict, folder, plant)
+
+
+def _floors(profile, minutes):
+    """At least one of each, however short the run is."""
+    return {code: max(ceil(floor * minutes * 0.5), 1) for code, floor in profile.floors.items()}
