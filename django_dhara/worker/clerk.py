@@ -7,13 +7,14 @@ two processors idle: see docs/explanation/performance.md.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
+from threading import Thread
 from time import monotonic
 from typing import Generic, TypeVar
 
 from django_dhara.sql import Execute
+from django_dhara.worker.executors import Fail, start_thread
 from django_dhara.worker.session import Disconnected, Session
 
 T = TypeVar("T")
@@ -29,12 +30,13 @@ class Clerk(Generic[T]):
     Args:
         session: nobody else uses it; it is opened with the first job.
         ring: wakes the control loop.
+        fail: called when the thread has died.
     """
 
-    def __init__(self, session: Session, ring: Callable[[], None]) -> None:
-        self.session, self._ring = session, ring
+    def __init__(self, session: Session, ring: Callable[[], None], fail: Fail) -> None:
+        self.session, self._ring, self._fail = session, ring, fail
         self._jobs: SimpleQueue[Job[T] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._answers: list[T] = []
         self._error: BaseException | None = None
         self._absent_until = 0.0
@@ -51,8 +53,7 @@ class Clerk(Generic[T]):
         self.is_busy = True
         self._jobs.put(job)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="dhara-clerk", daemon=True)
-            self._thread.start()
+            self._thread = start_thread("dhara-clerk", self._work, self._fail)
 
     def take(self) -> tuple[list[T], BaseException | None]:
         """The answers of the job that is done, and what ended it early."""

@@ -89,7 +89,7 @@ class Worker:
             for what in ("worker", "settle")
         )
         self._alarm = Alarm()
-        self._clerk: Clerk[Settled | Exception] = Clerk(clerks_session, self._alarm.ring)
+        self._clerk: Clerk[Settled | Exception] = Clerk(clerks_session, self._alarm.ring, self.fail)
         self._ears = Ears(options, backend.alias, str(self.id))
         self._reports = Reports(self._alarm.ring)
         self._recorder = stats.Recorder(self.id)

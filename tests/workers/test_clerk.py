@@ -129,8 +129,8 @@ def test_what_goes_wrong_in_a_job_is_the_control_loops(monkeypatch):
         yield "first"
         raise MemoryError
 
-    session, rung = Session(), []
-    clerk = Clerk(session, lambda: rung.append(True))
+    session, rung, failed = Session(), [], []
+    clerk = Clerk(session, lambda: rung.append(True), failed.append)
     clerk.start(job)
     until(lambda: clerk.is_done)
     assert clerk.take() == ([], None)
@@ -143,3 +143,4 @@ def test_what_goes_wrong_in_a_job_is_the_control_loops(monkeypatch):
     assert rung == [True, True]
     clerk.close(5)
     assert not clerk.is_busy
+    assert failed == []
