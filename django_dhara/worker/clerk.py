@@ -1,17 +1,18 @@
 """A second session for settling under load: while it writes how many runs ended, the control loop claims the next ones.
 
-The clerk decides nothing. The control loop gives it one job, goes on, and takes the answers in when it is rung; what
-went wrong is raised there, as if the loop had said the statement itself. Claim and settle in turn would leave half of
-two processors idle: see docs/explanation/performance.md.
+The clerk decides nothing. The control loop gives it a job, goes on, and takes the answers in when it is rung; what went
+wrong is raised there, as if the loop had said the statement itself. Claim and settle in turn would leave half of two
+processors idle: see docs/explanation/performance.md.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from threading import Thread
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from django_dhara.sql import Execute
 from django_dhara.worker.executors import Fail, start_thread
@@ -22,10 +23,19 @@ Job = Callable[[Execute], Iterable[T]]
 
 #: Where no further session is to be had, the control loop does without one for so many seconds.
 WITHOUT_SECONDS = 5.0
+#: One job and the next, so that the clerk need not wait until the control loop has time.
+MOST_JOBS = 2
+
+
+class Done(NamedTuple, Generic[T]):
+    """A job's answers, and what ended it early. Neither: there was no session for it."""
+
+    answers: list[T]
+    error: BaseException | None
 
 
 class Clerk(Generic[T]):
-    """A thread with a session of its own that does one job at a time.
+    """A thread with a session of its own that does one job after the other.
 
     Args:
         session: nobody else uses it; it is opened with the first job.
@@ -37,46 +47,48 @@ class Clerk(Generic[T]):
         self.session, self._ring, self._fail = session, ring, fail
         self._jobs: SimpleQueue[Job[T] | None] = SimpleQueue()
         self._thread: Thread | None = None
-        self._answers: list[T] = []
-        self._error: BaseException | None = None
+        self._done: deque[Done[T]] = deque()
         self._absent_until = 0.0
-        self.is_busy = False
-        #: The job is over and its answers are there.
-        self.is_done = False
+        self._given = 0
 
     @property
     def is_free(self) -> bool:
-        return not self.is_busy and monotonic() >= self._absent_until
+        """May it be given a job?"""
+        return self._given < MOST_JOBS and monotonic() >= self._absent_until
+
+    @property
+    def has_done(self) -> bool:
+        """Is there a job whose answers were not taken yet?"""
+        return bool(self._done)
 
     def start(self, job: Job[T]) -> None:
         """Begin a job; it gets the session's `execute`, and may yield answers before it fails."""
-        self.is_busy = True
+        self._given += 1
         self._jobs.put(job)
         if self._thread is None:
             self._thread = start_thread("dhara-clerk", self._work, self._fail)
 
-    def take(self) -> tuple[list[T], BaseException | None]:
-        """The answers of the job that is done, and what ended it early."""
-        answers, error = self._answers, self._error
-        self._answers, self._error = [], None
-        self.is_busy = self.is_done = False
-        return answers, error
+    def take(self) -> Done[T]:
+        """What became of the first job of those that are done."""
+        self._given -= 1
+        return self._done.popleft()
 
     def close(self, seconds: float) -> None:
-        """Let the thread end after its job, and wait for that, but no longer than `seconds`."""
+        """Let the thread end after its jobs, and wait for that, but no longer than `seconds`."""
         self._jobs.put(None)
         if self._thread is not None:
             self._thread.join(seconds)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
+            answers: list[T] = []
+            failure: BaseException | None = None
             try:
                 if self._has_session():
-                    for answer in job(self.session.execute):
-                        self._answers.append(answer)
+                    answers.extend(job(self.session.execute))
             except BaseException as error:  # noqa: BLE001  # it is the control loop's to judge
-                self._error = error
-            self.is_done = True
+                failure = error
+            self._done.append(Done(answers, failure))
             self._ring()
         self.session.close()
 

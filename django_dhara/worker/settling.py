@@ -6,6 +6,7 @@ Work that was done must not be done again because its outcome is awkward, nor ho
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from math import inf
@@ -73,16 +74,19 @@ class Settler:
         self._worker, self._hand, self._reports, self._recorder = worker, hand, reports, recorder
         self._clerk = clerk
         self._max_interrupted = options.max_interrupted
-        #: The runs that the clerk is settling, and since when.
-        self._with_clerk: dict[Run, None] = {}
-        self._clerk_began = 0.0
+        #: The jobs of the clerk, the oldest first: since when, and whose endings.
+        self._jobs: deque[tuple[float, list[Run]]] = deque()
+        self._with_clerk: set[Run] = set()
         self._settle_at = 0.0
         self._settled = self._failed = 0
 
     def due_at(self, *, at_once: bool) -> float:
         """When to settle next; `at_once`: no ended run waits for others to end. The clerk rings."""
-        if self._with_clerk and (not at_once or len(self._with_clerk) == len(self._hand.endings)):
+        left = len(self._hand.endings) - len(self._with_clerk)
+        if self._jobs and not left:
             return inf
+        if self._jobs and not at_once and (left < CLERK_RUNS or not self._clerk.is_free):
+            return max(self._settle_at, self._jobs[0][0] + AGAIN_SECONDS)  # it may be waiting for a lock
         waits = self._hand.is_busy and len(self._hand.endings) < MOST_RUNS and not at_once
         return max(self._settle_at, self._hand.oldest_ending + FLUSH_SECONDS if waits else 0.0)
 
@@ -108,8 +112,10 @@ class Settler:
             write, worker=self._worker, endings=[endings[run] for run in left], max_interrupted=self._max_interrupted
         )
         if len(left) >= CLERK_RUNS and not at_once and self._clerk.is_free:
-            self._with_clerk, self._clerk_began = dict.fromkeys(left), now
+            self._jobs.append((now, left))
+            self._with_clerk.update(left)
             self._clerk.start(job)
+            self._settle_at = 0.0
             return
         for run, answer in zip(left, job(execute), strict=True):
             self._on_answer(run, answer)
@@ -117,21 +123,22 @@ class Settler:
 
     @property
     def has_news(self) -> bool:
-        """Is the clerk done?"""
-        return self._clerk.is_done
+        """Has the clerk done a job?"""
+        return self._clerk.has_done
 
     def take_in(self) -> None:
-        """What the clerk has done, if it is done; raises what went wrong there."""
-        if not self._clerk.is_done:
+        """What the clerk has done, if anything; raises what went wrong there."""
+        if not self._clerk.has_done:
             return
-        runs, self._with_clerk = list(self._with_clerk), {}
+        began, runs = self._jobs.popleft()
+        self._with_clerk.difference_update(runs)
         answers, error = self._clerk.take()
         for run, answer in zip(runs, answers, strict=False):  # fewer, if something went wrong
             self._on_answer(run, answer)
         if error is None and not answers:
             return  # it has no session; the control loop has
         self._pause_unless(True, runs, monotonic())
-        self._hand.oldest_ending = self._clerk_began
+        self._hand.oldest_ending = began
         if error is not None:
             raise error
 

@@ -132,15 +132,15 @@ def test_what_goes_wrong_in_a_job_is_the_control_loops(monkeypatch):
     session, rung, failed = Session(), [], []
     clerk = Clerk(session, lambda: rung.append(True), failed.append)
     clerk.start(job)
-    until(lambda: clerk.is_done)
+    until(lambda: clerk.has_done)
     assert clerk.take() == ([], None)
     assert not clerk.is_free
     session.is_open = True
     clerk.start(job)
-    until(lambda: clerk.is_done)
+    until(lambda: clerk.has_done)
     answers, error = clerk.take()
     assert (answers, type(error)) == (["first"], MemoryError)
     assert rung == [True, True]
     clerk.close(5)
-    assert not clerk.is_busy
+    assert not clerk.has_done
     assert failed == []
