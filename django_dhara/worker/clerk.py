@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from threading import Thread
 from time import monotonic
@@ -41,10 +42,17 @@ class Clerk(Generic[T]):
         session: nobody else uses it; it is opened with the first job.
         ring: wakes the control loop.
         fail: called when the thread has died.
+        voice: while it lasts, log lines of the thread are written elsewhere; see `voice.py`.
     """
 
-    def __init__(self, session: Session, ring: Callable[[], None], fail: Fail) -> None:
-        self.session, self._ring, self._fail = session, ring, fail
+    def __init__(
+        self,
+        session: Session,
+        ring: Callable[[], None],
+        fail: Fail,
+        voice: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.session, self._ring, self._fail, self._voice = session, ring, fail, voice
         self._jobs: SimpleQueue[Job[T] | None] = SimpleQueue()
         self._thread: Thread | None = None
         self._done: deque[Done[T]] = deque()
@@ -80,6 +88,11 @@ class Clerk(Generic[T]):
             self._thread.join(seconds)
 
     def _work(self) -> None:
+        with self._voice():
+            self._do_jobs()
+        self.session.close()
+
+    def _do_jobs(self) -> None:
         while (job := self._jobs.get()) is not None:
             answers: list[T] = []
             failure: BaseException | None = None
@@ -90,7 +103,6 @@ class Clerk(Generic[T]):
                 failure = error
             self._done.append(Done(answers, failure))
             self._ring()
-        self.session.close()
 
     def _has_session(self) -> bool:
         try:

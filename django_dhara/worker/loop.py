@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from time import monotonic
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
@@ -89,7 +89,7 @@ class Worker:
             for what in ("worker", "settle")
         )
         self._alarm = Alarm()
-        self._clerk: Clerk[Settled | Exception] = Clerk(clerks_session, self._alarm.ring, self.fail)
+        self._clerk: Clerk[Settled | Exception] = Clerk(clerks_session, self._alarm.ring, self.fail, self._voice)
         self._ears = Ears(options, backend.alias, str(self.id))
         self._reports = Reports(self._alarm.ring)
         self._recorder = stats.Recorder(self.id)
@@ -114,11 +114,14 @@ class Worker:
         """Serve until asked to stop; returns the exit code: 0 after a clean end."""
         hygiene.watch()
         try:
-            with self._alarm.on_signals(self.on_signal), voice.handed_on(self._hand.tell, self._hand.is_heard):
+            with self._alarm.on_signals(self.on_signal), self._voice():
                 self._serve()
         finally:
             self._alarm.close()
         return self.exit_code
+
+    def _voice(self) -> AbstractContextManager[None]:
+        return voice.handed_on(self._hand.tell, self._hand.is_heard)
 
     def _serve(self) -> None:
         try:
