@@ -37,9 +37,10 @@ def runs_of(database):
 
 @pytest.mark.parametrize("many", [300, pytest.param(1000, marks=pytest.mark.slow)])
 def test_every_answer_to_a_cancel_is_true_in_the_end(crew, database, many):  # G01
-    tasks = [brief(database, f"task {n}", bool(n % 2)) for n in range(many)]
     for _ in range(2):
         crew.start("--concurrency", "5")
+    with database.connection.transaction():  # nobody has begun before the first cancel comes
+        tasks = [brief(database, f"task {n}", bool(n % 2)) for n in range(many)]
     answers = cancel_at_random_moments(database, tasks)
     until(lambda: database.value(UNFINISHED) == 0, 60)
     told, runs = Counter(answers.values()), runs_of(database)
