@@ -229,6 +229,16 @@ PROFILES = {
             floors={"F16": 6},
         ),
         Profile(
+            "O",
+            "order: one worker with one slot, priorities; the server crashing, sessions ended",
+            Load({"ranked": 1}, {"instant": 50, "brief": 50}, rate=7),
+            (Lane({"crash": 1, "end sessions": 1, "end some sessions": 2}, 5.0),),
+            workers=(("--concurrency", "1", "--async-concurrency", "0"),),
+            floors={"F4": 1, "F5": 2},
+            enqueuers=1,
+            env={"DHARA_MAX_PREFETCH": 0},
+        ),
+        Profile(
             "L",
             "listeners: their sessions ended again and again; one worker that hardly polls, few tasks",
             Load({"plain": 1}, {"instant": 1}, rate=0.15),
