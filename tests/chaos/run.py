@@ -1,5 +1,6 @@
 """One run of one profile, from its seed to its verdict."""
 
+import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -60,6 +61,8 @@ def run(profile, *, seed, minutes, plant="", keep=None):
         keep: folder for the history and the logs; without it they are kept only where something is wrong.
     """
     missing = [name for name in profile.requires if shutil.which(name) is None]
+    if profile.disk_megabytes and os.geteuid() != 0:
+        missing.append("root, to mount a disk")
     if missing:
         raise NotInstalled(f"profile {profile.name} needs {', '.join(missing)}")
     base = Path(keep) if keep else None
@@ -83,5 +86,5 @@ def _described(postgresql):
 
 
 def _floors(profile, minutes):
-    """At least one of each, however short the run is."""
+    """Half of what is expected, and at least one of each, however short the run is."""
     return {code: max(ceil(floor * minutes * 0.5), 1) for code, floor in profile.floors.items()}
