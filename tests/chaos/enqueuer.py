@@ -234,8 +234,8 @@ class Enqueuer:
         self._operation("ahead").run(lambda op: op.call(later, *args))
 
     def _ranked(self):
-        """Some of different priorities at once."""
-        drawn = [self._drawn() for _ in range(self._draw.randint(1, 20))]
+        """Many of different priorities at once: more than the worker has done in a moment."""
+        drawn = [self._drawn() for _ in range(self._draw.randint(1, 2 * self._load.bulk))]
         ranked = [(function.using(priority=self._draw.randint(-3, 3)), *args) for function, *args in drawn]
 
         def body(op):

@@ -16,7 +16,7 @@ class Load:
         functions: what it enqueues, by weight.
         rate: transactions a second.
         racers: threads of one enqueuer that race for a key.
-        bulk: calls of one `enqueue_many`.
+        bulk: calls of one `enqueue_many`, or half of the most that are enqueued by one transaction.
     """
 
     modes: dict
@@ -231,7 +231,7 @@ PROFILES = {
         Profile(
             "O",
             "order: one worker with one slot, priorities; the server crashing, sessions ended",
-            Load({"ranked": 1}, {"instant": 50, "brief": 50}, rate=7),
+            Load({"ranked": 1}, {"brief": 1}, rate=0.25, bulk=80),
             (Lane({"crash": 1, "end sessions": 1, "end some sessions": 2}, 5.0),),
             workers=(("--concurrency", "1", "--async-concurrency", "0"),),
             floors={"F4": 1, "F5": 2},

@@ -344,6 +344,12 @@ def test_i14_the_return_of_the_database_is_not_noticed(story):
     assert story.broken() == {"I14"}
 
 
+def test_i14_where_nobody_waits_for_the_database_there_is_nothing_to_notice(story):
+    story.event("fault", kind="crash", down=True).event("heal", kind="crash", down=True)
+    story.t += 30
+    assert story.enqueued().ran().broken() == set()
+
+
 def test_i14_a_task_waits_in_a_quiet_time(story):
     story.enqueued()
     story.t += 30
