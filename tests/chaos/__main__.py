@@ -7,11 +7,10 @@ import argparse
 import json
 import random
 import sys
-from pathlib import Path
 
-from tests.chaos import report
+from tests.chaos import document, report
 from tests.chaos.profiles import PROFILES
-from tests.chaos.run import run
+from tests.chaos.run import NotInstalled, run
 
 
 def main():
@@ -22,13 +21,18 @@ def main():
         print(f"seed {seed}, profiles {' '.join(names)}, {given.minutes:g} minutes each", flush=True)
     results = []
     for name in names:
-        results.append(run(PROFILES[name], seed=seed, minutes=given.minutes, plant=given.plant, keep=given.keep))
+        try:
+            result = run(PROFILES[name], seed=seed, minutes=given.minutes, plant=given.plant, keep=given.keep)
+        except NotInstalled as error:
+            print(f"{error}: not run", file=sys.stderr)
+            continue
+        results.append(result)
         if not given.json:
-            print(report.text(results[-1]), flush=True)
+            print(report.text(result), flush=True)
     if given.json:
         print(json.dumps([result.as_dict() for result in results], indent=1))
-    if given.document:
-        report.document(results, Path(given.document))
+    if given.record:
+        document.record(results)
     words = {result.verdict.word for result in results}
     sys.exit(1 if "FAIL" in words else 2 if "VACUOUS" in words else 0)
 
@@ -41,7 +45,7 @@ def _arguments():
     parser.add_argument("--plant", default="", help="a bug of tests/chaos/app/plants.py")
     parser.add_argument("--json", action="store_true", help="print figures for programs")
     parser.add_argument("--keep", metavar="FOLDER", help="keep histories and logs here")
-    parser.add_argument("--document", metavar="FILE", help="write the figures into docs/explanation/reliability.md")
+    parser.add_argument("--record", action="store_true", help="add the figures to docs/explanation/reliability.md")
     return parser.parse_args()
 
 

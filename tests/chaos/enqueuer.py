@@ -233,6 +233,17 @@ class Enqueuer:
         later = function.using(run_after=timedelta(seconds=self._draw.uniform(0.2, 5)))
         self._operation("ahead").run(lambda op: op.call(later, *args))
 
+    def _ranked(self):
+        """Many of different priorities at once: more than the worker has done in a moment."""
+        drawn = [self._drawn() for _ in range(self._draw.randint(1, 2 * self._load.bulk))]
+        ranked = [(function.using(priority=self._draw.randint(-3, 3)), *args) for function, *args in drawn]
+
+        def body(op):
+            for each in ranked:
+                op.call(*each)
+
+        self._operation("ranked").run(body)
+
     def _odd_row(self):
         """A row that some other program has written."""
         from tests.chaos.app.abuse import ODD_PAYLOADS

@@ -1,6 +1,7 @@
 """Profiles: which faults beside which load. Faults hide each other, so each profile has few.
 
-A floor is how many times a fault must have hit in a minute of load; a run below it proves nothing and is VACUOUS.
+A floor is how many times a fault is expected to hit in a minute of load; a run with less than half of it proves
+nothing and is VACUOUS.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ class Load:
         functions: what it enqueues, by weight.
         rate: transactions a second.
         racers: threads of one enqueuer that race for a key.
-        bulk: calls of one `enqueue_many`.
+        bulk: calls of one `enqueue_many`, or half of the most that are enqueued by one transaction.
     """
 
     modes: dict
@@ -45,7 +46,7 @@ class Profile:
     Args:
         workers: flags of each worker.
         worker_env: more of the environment of each worker.
-        floors: a minute's least number of hits, by fault.
+        floors: hits that are expected in a minute, by fault.
         actions: of the operator, a second; 0: none.
         proxied: roles that reach the server through the proxy.
         pooled: everything goes through PgBouncer in transaction mode.
@@ -199,7 +200,6 @@ PROFILES = {
             floors={"F9": 0.5, "F13": 1, "F14": 0.5, "F20": 0.5},
             disk_megabytes=1200,
             server={"max_wal_size": "128MB", "min_wal_size": "32MB"},
-            requires=("mount",),
             recovers=False,
         ),
         Profile(
@@ -227,6 +227,16 @@ PROFILES = {
             Load(PLAIN, LONG),
             (Lane({"stop and start": 1}, 0.5),),
             floors={"F16": 6},
+        ),
+        Profile(
+            "O",
+            "order: one worker with one slot, priorities; the server crashing, sessions ended",
+            Load({"ranked": 1}, {"brief": 1}, rate=0.25, bulk=80),
+            (Lane({"crash": 1, "end sessions": 1, "end some sessions": 2}, 5.0),),
+            workers=(("--concurrency", "1", "--async-concurrency", "0"),),
+            floors={"F4": 1, "F5": 2},
+            enqueuers=1,
+            env={"DHARA_MAX_PREFETCH": 0},
         ),
         Profile(
             "L",

@@ -1,5 +1,6 @@
 """One run of one profile, from its seed to its verdict."""
 
+import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from datetime import UTC, datetime
 from math import ceil
 from pathlib import Path
 
+from benchmarks import machine
 from tests.chaos.checker import Verdict, check
 from tests.chaos.plan import Plan
 from tests.chaos.profiles import Profile
@@ -27,6 +29,8 @@ class Result:
     verdict: Verdict
     folder: Path
     plant: str = ""
+    #: The machine and the versions, in a line.
+    on: str = ""
 
     def as_dict(self):
         verdict = self.verdict
@@ -35,8 +39,8 @@ class Result:
             "title": self.profile.title,
             "seed": self.seed,
             "minutes": self.minutes,
-            "date": datetime.now(UTC).date().isoformat(),
             "plant": self.plant,
+            "on": self.on,
             "verdict": verdict.word,
             "violations": [[violation.rule, violation.text] for violation in verdict.violations],
             "hits": dict(verdict.hits),
@@ -57,6 +61,8 @@ def run(profile, *, seed, minutes, plant="", keep=None):
         keep: folder for the history and the logs; without it they are kept only where something is wrong.
     """
     missing = [name for name in profile.requires if shutil.which(name) is None]
+    if profile.disk_megabytes and os.geteuid() != 0:
+        missing.append("root, to mount a disk")
     if missing:
         raise NotInstalled(f"profile {profile.name} needs {', '.join(missing)}")
     base = Path(keep) if keep else None
@@ -66,13 +72,19 @@ def run(profile, *, seed, minutes, plant="", keep=None):
     stage = Stage(Plan(profile.name, seed, str(folder), plant, profile.lease), profile)
     with stage.built():
         stage.play(minutes * 60)
-        evidence = stage.evidence(stage.limits())
+        evidence, on = stage.evidence(stage.limits()), _described(stage.server.value("SHOW server_version"))
     verdict = check(evidence, _floors(profile, minutes))
     if verdict.word == "pass" and not keep:
         shutil.rmtree(folder, ignore_errors=True)
-    return Result(profile, seed, minutes, verdict, folder, plant)
+    return Result(profile, seed, minutes, verdict, folder, plant, on)
+
+
+def _described(postgresql):
+    found, versions = machine.describe(""), machine.versions(postgresql)
+    software = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return f"{datetime.now(UTC).date()}: {found['cores']} cores of {found['cpu']}, {found['memory']}; {software}"
 
 
 def _floors(profile, minutes):
-    """At least one of each, however short the run is."""
+    """Half of what is expected, and at least one of each, however short the run is."""
     return {code: max(ceil(floor * minutes * 0.5), 1) for code, floor in profile.floors.items()}

@@ -157,6 +157,7 @@ class Stage:
             lease=self.plan.lease,
             pickup=self.profile.pickup,
             pickup_in_faults=self.profile.pickup_in_faults,
+            order=1.5 if "ranked" in self.profile.load.modes else None,
             poison="killer" in self.profile.load.functions,
             throughput=15.0 if self.profile.recovers else None,
         )
@@ -164,7 +165,7 @@ class Stage:
 
 _ROWS = """
 SELECT id::text, coalesce(metadata->>'uid', payload->'args'->>0), function, state, lease, failures, lost,
-       interrupted, snoozed, max_attempts, idempotency_key, run_at < now() + interval '10 min'
+       interrupted, snoozed, max_attempts, idempotency_key, run_at < now() + interval '10 min', priority
 FROM dhara_task
 """
 _CHANGES = """

@@ -309,6 +309,22 @@ def test_i11_a_task_is_revived_twice_by_one_answer(story):
     assert story.broken() == {"I11"}
 
 
+def ranked(story, *, urgent_is_claimed_first):
+    """Two tasks wait, the second of a higher priority, and are claimed after some seconds."""
+    story.enqueued(A).enqueued(B)
+    story.rows[B] = story.rows[B]._replace(priority=5)
+    story.t += 5
+    return story.ran(B).ran(A) if urgent_is_claimed_first else story.ran(A).ran(B)
+
+
+def test_i12_a_task_is_overtaken(story):
+    assert ranked(story, urgent_is_claimed_first=False).broken(order=1.5) == {"I12"}
+
+
+def test_i12_the_more_urgent_is_first(story):
+    assert ranked(story, urgent_is_claimed_first=True).broken(order=1.5) == set()
+
+
 def test_i13_a_task_is_claimed_before_its_time(story):
     story.enqueued().claimed(run_at=1000.0).started().ended().settled()
     assert story.broken() == {"I13"}
@@ -326,6 +342,12 @@ def test_i14_the_return_of_the_database_is_not_noticed(story):
     story.t += 30
     story.ran()
     assert story.broken() == {"I14"}
+
+
+def test_i14_where_nobody_waits_for_the_database_there_is_nothing_to_notice(story):
+    story.event("fault", kind="crash", down=True).event("heal", kind="crash", down=True)
+    story.t += 30
+    assert story.enqueued().ran().broken() == set()
 
 
 def test_i14_a_task_waits_in_a_quiet_time(story):

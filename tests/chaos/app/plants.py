@@ -7,6 +7,7 @@ under which rules.
 import os
 import time
 from functools import wraps
+from importlib import import_module
 
 from tests.chaos.plan import Plan
 
@@ -21,6 +22,7 @@ FOUND_BY = {
     "language stays": ("A", {"clean"}),
     "no look after listen": ("L", {"I14"}),
     "lease by worker clock": ("F", {"I5", "I8"}),
+    "any order": ("O", {"I12"}),
 }
 
 
@@ -96,6 +98,15 @@ def _no_look_after_listen():
     Ears.open = wraps(opens)(lambda self, other: opens(self, other) and False)
 
 
+def _any_order():
+    claim = import_module("django_dhara.lifecycle.claim")  # the package has a function of that name
+    sql = claim._STATEMENT
+    for old in ("ORDER BY priority DESC, random()", "ORDER BY priority DESC, is_rest, run_at, id"):
+        assert old in sql, old
+        sql = sql.replace(old, "ORDER BY random()")
+    claim._STATEMENT = sql
+
+
 def _lease_by_worker_clock():
     """Leases end at a time that the worker has read from its own clock."""
     from django_dhara import lifecycle
@@ -143,5 +154,6 @@ _PLANTS = {
     "language stays": _language_stays,
     "no look after listen": _no_look_after_listen,
     "lease by worker clock": _lease_by_worker_clock,
+    "any order": _any_order,
     "select then insert": _select_then_insert,
 }

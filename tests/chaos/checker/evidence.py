@@ -34,6 +34,7 @@ class Row(NamedTuple):
     max_attempts: int = 5
     key: str | None = None
     is_due: bool = True
+    priority: int = 0
 
 
 class Change(NamedTuple):
@@ -73,6 +74,7 @@ class Limits:
             the start of a process, and what a busy machine takes.
         pickup: from the acknowledgement to the start; None: not asked.
         pickup_in_faults: not only in quiet times.
+        order: a task that waits for so long is not overtaken by one behind it; None: more than one slot, not asked.
         poison: tasks that kill their workers are among the others, and nothing else does.
         throughput: within which it is back after a fault of the database; None: not asked.
     """
@@ -88,6 +90,7 @@ class Limits:
     pickup: float | None = None
     pickup_in_faults: bool = False
     poison: bool = False
+    order: float | None = None
     throughput: float | None = 15.0
 
 

@@ -23,7 +23,8 @@ class Recovery:
 
     def __init__(self, evidence):
         self._e = evidence
-        self._claims = [c.t for c in evidence.changes if c.verb == "claim"]
+        self._claims = sorted((c.t, c.run_at, c.id) for c in evidence.changes if c.verb == "claim")
+        self._acked = {id_: ack["t"] for ack in evidence.of("ack") for _, id_, _ in ack["made"]}
         self._done = [c.t for c in evidence.changes if c.state == "COMPLETED"]
         self.deaths = list(self._deaths())
         self.outages = list(self._outages())
@@ -54,11 +55,13 @@ class Recovery:
             yield back - fault["t"], is_alone, start
 
     def _outages(self):
-        """From the server's return to the first claim."""
+        """From the server's return to the first claim, where somebody was waiting for it."""
         for _, back in self._e.outages:
-            place = bisect_right(self._claims, back)
-            if place < len(self._claims) and back < self._e.load[1]:
-                yield self._claims[place] - back, back
+            later = self._claims[bisect_right(self._claims, (back,)) :]
+            if back < self._e.load[1] and any(
+                due < back and self._acked.get(id_, back) < back for _, due, id_ in later
+            ):
+                yield later[0][0] - back, back
 
     def _throughput(self):
         """From the end of a fault of the database until a window begins in which 90 % as much is done as before it.

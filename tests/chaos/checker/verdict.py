@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tests.chaos.checker import enqueues, operators, recovery, runs
+from tests.chaos.checker import enqueues, operators, order, recovery, runs
 from tests.chaos.checker.evidence import Violation
 
 
@@ -39,7 +39,7 @@ def check(evidence, floors=None):
     Args:
         floors: the least number of hits of each fault.
     """
-    plain = (*enqueues.RULES, *runs.RULES, *operators.RULES, *recovery.PLAIN_RULES)
+    plain = (*enqueues.RULES, *runs.RULES, *operators.RULES, *order.RULES, *recovery.PLAIN_RULES)
     violations = [violation for rule in plain for violation in rule(evidence)]
     times = recovery.Recovery(evidence)
     violations += [violation for rule in recovery.RULES for violation in rule(evidence, times)]
@@ -96,6 +96,11 @@ def figures(e, times):
         "outage": _spread([seconds for seconds, _ in times.outages]),
         "throughput": _spread(back),
         "pickup": _spread([seconds for seconds, _ in times.pickups]),
+        "times": {
+            "death": [round(seconds, 2) for seconds in deaths],
+            "outage": [round(seconds, 2) for seconds, _ in times.outages],
+            "throughput": [round(seconds, 2) for seconds in back],
+        },
         "sessions": max((sample["sessions"] for sample in e.of("sample")), default=None),
     }
 

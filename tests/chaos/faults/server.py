@@ -64,10 +64,11 @@ def end_sessions(arena, draw):
 
 @fault("end some sessions")
 def end_some_sessions(arena, draw):
-    """Those of one kind: the control loops', the listeners', the functions', those that settle, those that enqueue."""
+    """Those of one kind, by who has them or by what they last did."""
     kinds = {
         "loops": "application_name LIKE 'dhara worker%'",
         "listeners": "application_name LIKE 'dhara listen%'",
+        "clerks": "application_name LIKE 'dhara settle%'",
         "functions": "application_name LIKE 'chaos worker%'",
         "enqueuers": "application_name LIKE 'chaos enqueuer%'",
         "settling": "query LIKE '%dhara:settle%'",
