@@ -13,7 +13,7 @@ from uuid import UUID
 from django_dhara.states import FINAL, REVIVABLE, State
 
 MAX_LOST = 3
-MAX_INTERRUPTED = 3
+MAX_INTERRUPTED = 2
 
 #: Ends of a run that count against `max_attempts`, with what their attempt is called.
 FAILURES = {"fail": "FAILED", "time out": "TIMED_OUT", "discard": "FAILED"}

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import django
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, OperationalError, connection, transaction
+from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
 from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 
@@ -42,6 +42,7 @@ from tests.app.models import Note
 from tests.app.tasks import add
 from tests.rows import a_task, ago, an_attempt, fresh
 from tests.sessions import wait
+from tests.verbs import look_then_insert
 
 
 @task
@@ -590,6 +591,47 @@ def test_fifty_racers_for_one_key_make_one_task_and_all_get_its_id(callers):  # 
     assert Task.objects.exclude(idempotency_key=None).count() == 6
 
 
+def race_in_transactions(racers, key):
+    """Fifty callers write a note, enqueue, enqueue again, write another note; every third rolls back a first try."""
+    barrier = Barrier(len(racers))
+
+    def write(name):
+        Note.objects.create(text=f"{name} before")
+        result, replay = keyed(key).enqueue(1), keyed(key).enqueue(1)
+        Note.objects.create(text=f"{name} after")
+        return result, replay
+
+    def race(number):
+        barrier.wait(20)
+        if number % 3 == 0:
+            with suppress(RuntimeError), transaction.atomic():
+                write(f"rolled back {number}")
+                raise RuntimeError
+        with transaction.atomic():
+            return write(number)
+
+    futures = [racer.start(race, number) for number, racer in enumerate(racers)]
+    return [future.result(30) for future in futures]
+
+
+def test_racers_whose_transactions_roll_back_or_replay_make_one_task_and_keep_their_other_writes(callers):
+    racers = callers(50)
+    for round_ in range(4):
+        pairs = race_in_transactions(racers, f"k{round_}")
+        [row] = Task.objects.filter(idempotency_key=f"k{round_}")
+        assert {result.id for pair in pairs for result in pair} == {str(row.id)}
+        assert sum(not result.duplicate for result, _ in pairs) == 1
+        assert all(replay.duplicate for _, replay in pairs)
+        assert notes() == sorted(f"{number} {when}" for number in range(50) for when in ("before", "after"))
+        Note.objects.all().delete()
+
+
+def test_racers_notice_a_key_that_is_looked_up_and_then_inserted(callers, monkeypatch):
+    look_then_insert(monkeypatch)
+    with pytest.raises(IntegrityError):
+        race_in_transactions(callers(50), "k")
+
+
 @pytest.mark.fast
 @pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK"])
 def test_the_second_of_two_racers_waits_for_the_transaction_of_the_first(callers, sessions, how):  # F07
@@ -634,6 +676,35 @@ def test_above_read_committed_what_is_seen_is_found(commits):
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         assert keyed("k").enqueue(1).id == first.id
         add.enqueue(2)
+
+
+def on_a_connection_of_its_own(monkeypatch, other):
+    insert = enqueue_module._insert
+    monkeypatch.setattr(enqueue_module, "_insert", lambda connection, backend, rows: insert(other, backend, rows))
+
+
+def before_the_commit(monkeypatch, other):
+    real = enqueue_module._announce
+
+    def _announce(connection, backend, rows):
+        real(connection, backend, rows)
+        enqueue_module._committed(backend, rows)
+
+    monkeypatch.setattr(enqueue_module, "_announce", _announce)
+
+
+@pytest.mark.parametrize(
+    ("plant", "test"),
+    [
+        (on_a_connection_of_its_own, test_a_task_is_rolled_back_with_the_row_beside_it),
+        (before_the_commit, test_a_block_that_was_told_to_roll_back_says_not_committed),
+    ],
+    ids=["it is enqueued on another connection than the caller's", "it is acknowledged before the commit"],
+)
+def test_a_planted_bug_is_noticed(commits, other_session, monkeypatch, plant, test):
+    plant(monkeypatch, other_session)
+    with pytest.raises(AssertionError):
+        test(commits)
 
 
 # -------------------------------------------------------------------------------------------------------------- bulks
