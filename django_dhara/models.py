@@ -84,8 +84,6 @@ class Task(models.Model):
     function = models.CharField(help_text="The dotted path of the function.")
     queue = models.CharField()
     priority = models.SmallIntegerField(db_default=0, help_text="-100 to 100; larger runs sooner.")
-    state = models.CharField(choices=State.choices, db_default=State.PENDING)
-    run_at = models.DateTimeField(db_default=Now(), help_text="Not before this time.")
     payload = models.JSONField(help_text='{"args": [...], "kwargs": {...}}')
     payload_hash = models.BinaryField(null=True, help_text="Of the canonical payload, for keyed tasks.")
     idempotency_key = models.CharField(null=True, help_text="Unique for its function while the row exists.")
@@ -93,14 +91,18 @@ class Task(models.Model):
     timeout = models.FloatField(null=True, help_text="Seconds; empty: the backend's TIMEOUT.")
     metadata = models.JSONField(null=True, help_text="The caller's own, and trace context.")
     parent_id = models.UUIDField(null=True, help_text="The task whose run enqueued this one.")
+    enqueued_at = models.DateTimeField(db_default=Now())
 
-    lease = models.BigIntegerField(db_default=0, help_text="Number of the newest run; it fences every write of a run.")
-    lease_until = models.DateTimeField(null=True)
-    worker_id = models.UUIDField(null=True, help_text="The worker of the newest run.")
+    # What changes comes last: of a new version of a row PostgreSQL logs what is behind the first byte that changed.
+    run_at = models.DateTimeField(db_default=Now(), help_text="Not before this time.")
     failures = models.IntegerField(db_default=0, help_text="Runs ended by an error or a timeout.")
     lost = models.IntegerField(db_default=0, help_text="Runs whose lease ran out.")
     interrupted = models.IntegerField(db_default=0, help_text="Runs released by a stopping worker.")
     snoozed = models.IntegerField(db_default=0, help_text="Runs that asked to run again later.")
+    lease = models.BigIntegerField(db_default=0, help_text="Number of the newest run; it fences every write of a run.")
+    state = models.CharField(choices=State.choices, db_default=State.PENDING)
+    lease_until = models.DateTimeField(null=True)
+    worker_id = models.UUIDField(null=True, help_text="The worker of the newest run.")
     cancel_requested_at = models.DateTimeField(null=True)
 
     result = models.JSONField(null=True)
@@ -109,7 +111,6 @@ class Task(models.Model):
     error_class = models.CharField(null=True, help_text="Dotted path of the newest error's class.")
     error_fingerprint = models.CharField(null=True, help_text="Equal for errors of the same class and place.")
 
-    enqueued_at = models.DateTimeField(db_default=Now())
     started_at = models.DateTimeField(null=True, help_text="Start of the first run.")
     attempted_at = models.DateTimeField(null=True, help_text="Start of the newest run.")
     finished_at = models.DateTimeField(null=True)

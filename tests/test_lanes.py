@@ -4,17 +4,19 @@ import random
 from itertools import count
 from threading import Thread
 from time import monotonic
+from types import SimpleNamespace
 
 import pytest
 from django.db import connection, transaction
 from django.db.models.functions import Now
 
-from django_dhara import lifecycle
+from django_dhara import lifecycle, registry
 from django_dhara.compat import task_backends
-from django_dhara.lifecycle import View, Wanted
+from django_dhara.lifecycle import Haul, View, Wanted
 from django_dhara.lifecycle.claim import LATE_SECONDS, MOST_LANES, WHOLE
 from django_dhara.models import Queue, Task
 from django_dhara.worker import Worker, lanes
+from django_dhara.worker.hand import Demand
 from tests.rows import WORKER, a_task, ago, ahead, fresh
 from tests.test_plans import fill
 from tests.test_scale import wait_for
@@ -144,23 +146,66 @@ def test_a_look_from_places_takes_what_a_whole_look_would_take(execute, wanted):
 # ------------------------------------------------------------------------------------------------ whole looks
 
 
-def test_whole_looks_are_as_frequent_as_they_are_cheap(monkeypatch):
+def a_demand(*kinds, left_out=()):
+    return Demand(10, 1, list(left_out), frozenset(kinds))
+
+
+EVERYTHING = a_demand("plain", "async", "suspect")
+
+
+def a_haul(*functions, view=WHOLE):
+    claims = [SimpleNamespace(function=function, is_suspect=False) for function in functions]
+    return Haul(claims, [], None, view)
+
+
+@pytest.fixture
+def clock(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(lanes, "monotonic", lambda: clock[0])
+    return clock
+
+
+def test_whole_looks_are_as_frequent_as_they_are_cheap(clock):
     mine, view = lanes.Lanes(), View("2026-01-01", "[1]")
     assert mine.look() == View()
     clock[0] += 0.1  # the look took so long
-    mine.learn(view)
+    mine.learn(EVERYTHING, a_haul("f", view=view))
     assert mine.whole_at == pytest.approx(101.1)
     assert mine.look() == view
-    assert not mine.saw_all
-    mine.learn(view)
+    mine.learn(EVERYTHING, a_haul(view=view))
+    assert not mine.found_none_of
+    assert not mine.may_bring(EVERYTHING)
+    assert mine.look_again_at == mine.whole_at
     clock[0] = 101.2
+    assert mine.may_bring(EVERYTHING)
     assert mine.look() == View(places="[1]")
-    assert mine.saw_all
-    mine.learn(view)
+    mine.learn(EVERYTHING, a_haul(view=view))
+    assert mine.found_none_of == EVERYTHING.kinds
+    assert not mine.may_bring(EVERYTHING)
     mine.forget()
     assert mine.look() == View()
+    assert mine.may_bring(EVERYTHING)
+
+
+def test_a_look_in_vain_for_one_kind_of_function_holds_up_no_other_kind(clock, monkeypatch):
+    monkeypatch.setattr(registry, "async_paths", {"a"})
+    mine = lanes.Lanes()
+    one_sided = a_demand("async", "suspect", left_out=["p"])
+    mine.look()
+    clock[0] += 0.1  # it walked over all the plain functions that wait
+    mine.learn(one_sided, a_haul())
+    assert mine.rests(one_sided)
+    assert not mine.may_bring(one_sided)
+    assert not mine.rests(EVERYTHING)
+    assert mine.may_bring(EVERYTHING)
+    mine.look()
+    mine.learn(EVERYTHING, a_haul("p"))
+    clock[0] = 102.0
+    assert not mine.rests(one_sided)
+    assert not mine.may_bring(one_sided)  # nothing has come since, as far as is known
+    mine.look()
+    mine.learn(EVERYTHING, a_haul("p", "a"))
+    assert mine.may_bring(one_sided)
 
 
 def test_a_late_task_starts_with_the_next_whole_look_of_an_idle_worker(commits, monkeypatch):

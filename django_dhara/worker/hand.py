@@ -30,6 +30,8 @@ logger = logging.getLogger("django_dhara.worker")
 STALE_SECONDS = 0.25
 #: A path that does not exist here is not claimed again for so long.
 UNKNOWN_SECONDS = 60.0
+#: With so many ended runs that the database has not accepted yet, nothing more is claimed.
+MOST_ENDINGS = 2000
 
 
 class Demand(NamedTuple):
@@ -162,7 +164,7 @@ class Hand:
             kinds.remove("async")
         else:
             limit = self._mix.fitting(plain, coroutines)
-        if self._herald.is_full:
+        if self._herald.is_full or len(self.endings) >= MOST_ENDINGS:
             limit = 0
         if self._suspects:
             kinds.remove("suspect")

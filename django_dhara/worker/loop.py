@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -20,10 +20,11 @@ import psycopg
 from django_dhara import hygiene, lifecycle, news, stats, wakeup
 from django_dhara.conf import Options
 from django_dhara.execution import Run
-from django_dhara.lifecycle import Rescued, Wanted
+from django_dhara.lifecycle import Rescued, Settled, Wanted
 from django_dhara.states import State
 from django_dhara.worker import orders, presence
 from django_dhara.worker.alarm import Alarm
+from django_dhara.worker.clerk import Clerk
 from django_dhara.worker.ears import Ears
 from django_dhara.worker.hand import Hand
 from django_dhara.worker.lanes import Lanes
@@ -81,15 +82,17 @@ class Worker:
         self.exit_code = 0
 
         self._burst, self._tasks_left = burst, max_tasks
-        self._session = Session(
-            options.database, f"dhara worker {self.id}"[:21], deadline_seconds=options.deadline_seconds
+        self._session, clerks_session = (
+            Session(options.database, f"dhara {what} {self.id}"[:21], deadline_seconds=options.deadline_seconds)
+            for what in ("worker", "settle")
         )
         self._alarm = Alarm()
+        self._clerk: Clerk[Settled | Exception] = Clerk(clerks_session, self._alarm.ring)
         self._ears = Ears(options, backend.alias, str(self.id))
         self._reports = Reports(self._alarm.ring)
         self._recorder = stats.Recorder(self.id)
         self._hand = Hand(self.id, backend, options, self._reports, ring=self._alarm.ring, fail=self.fail)
-        self._settler = Settler(self.id, self._hand, self._reports, self._recorder, options)
+        self._settler = Settler(self.id, self._hand, self._reports, self._recorder, self._clerk, options)
 
         self._claim_at = self._renew_at = self._report_at = 0.0
         self._beat_at = self._check_at = 0.0
@@ -98,8 +101,6 @@ class Worker:
         self._is_registered = self._is_away = self._told_migrations = self._told_draining = False
         self._strays_at: list[float] = []
         self._connected_at = monotonic()
-        #: Kinds of tasks (see `Demand`) of which the last claim found none.
-        self._known_empty: set[str] = set()
         self._lanes = Lanes()
         self._looks_ahead, self._pauses_until = 0, 0.0
         self._is_stopping, self._signals = False, 0
@@ -135,8 +136,8 @@ class Worker:
         May be called from another thread.
         """
         self._is_stopping = True
-        self._session.hurry()
-        self._ears.hurry()
+        for session in (self._session, self._clerk.session, self._ears):
+            session.hurry()
         self._alarm.ring()
 
     def on_signal(self) -> None:
@@ -156,6 +157,7 @@ class Worker:
         self._check()
         self._follow_stop()
         try:
+            self._attempt(self._settler.take_in)
             if self._is_connected():
                 self._speak()
         except Disconnected as error:
@@ -164,6 +166,7 @@ class Worker:
     def _has_news(self) -> bool:
         return (
             self._hand.is_urgent
+            or self._settler.has_news
             or (self._reports.is_urgent and self._session.is_open)
             or (self._is_stopping and self._drain_ends is None)
         )
@@ -181,14 +184,17 @@ class Worker:
             self._tell_draining,
         )
         for action in actions:
-            try:
-                action()
-            except Busy as busy:
-                logger.info("Worker %s tries again: %s", self.presence.name, busy)
-            except (psycopg.Error, UnicodeError):
-                logger.exception("Worker %s: a statement failed", self.presence.name)
-                if action == self._claim:
-                    self._claim_at = self._pauses_until = monotonic() + BROKEN_SECONDS
+            self._attempt(action)
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Busy as busy:
+            logger.info("Worker %s tries again: %s", self.presence.name, busy)
+        except (psycopg.Error, UnicodeError):
+            logger.exception("Worker %s: a statement failed", self.presence.name)
+            if action == self._claim:
+                self._claim_at = self._pauses_until = monotonic() + BROKEN_SECONDS
 
     def _next_due(self) -> float:
         if self._session.is_open and self._may_claim_more():
@@ -213,6 +219,8 @@ class Worker:
         self._claim_at = monotonic() + BUSY_SECONDS
         asked = monotonic()
         demand = self._hand.demand(0 if self._is_stopping else self._tasks_left)
+        if rests := self._lanes.rests(demand):
+            demand = demand._replace(limit=0)
         haul = lifecycle.claim(
             self._session.execute,
             self.options.database,
@@ -225,20 +233,13 @@ class Worker:
             view=self._lanes.look(),
         )
         if demand.limit:
-            self._lanes.learn(haul.view)
+            self._lanes.learn(demand, haul)
         if self._tasks_left is not None:
             self._tasks_left -= len(haul.claims)
         self._hand.take(haul.claims, asked + self.options.lease_seconds)
         self._pauses_until = 0.0
-        if haul.claims:
-            self._known_empty.clear()
-        elif demand.limit and self._lanes.saw_all:  # else nobody has looked everywhere
-            self._known_empty |= demand.kinds
-        elif demand.limit:
-            self._pauses_until = self._lanes.whole_at
-        self._claim_at = self._next_poll(haul.due_in)
-        if self._pauses_until:
-            self._claim_at = min(self._claim_at, self._pauses_until)
+        again_at = self._lanes.rests_until if rests else self._lanes.look_again_at
+        self._claim_at = min(self._next_poll(haul.due_in), again_at)
         orders.obey(self._session.execute, haul.orders, self._hand, self.stop)
 
     def _listen(self) -> None:
@@ -246,7 +247,7 @@ class Worker:
             self._claim_at = 0.0  # what was announced before is found by looking
         queues = self._ears.heard()
         if self._ears.hears is False:
-            self._session.prepares = False
+            self._session.prepares = self._clerk.session.prepares = False
         if any(self._serves(queue) for queue in queues):
             self._claim_at, self._looks_ahead = 0.0, len(wakeup.LOOK_AGAIN_SECONDS)
 
@@ -257,7 +258,7 @@ class Worker:
         if not self._is_claiming or monotonic() < self._pauses_until:
             return False
         demand = self._hand.demand(self._tasks_left)
-        return demand.limit > 0 and not demand.kinds <= self._known_empty
+        return demand.limit > 0 and self._lanes.may_bring(demand)
 
     @property
     def _is_claiming(self) -> bool:
@@ -351,7 +352,6 @@ class Worker:
         if self._is_away:
             logger.warning("Worker %s has the database again", self.presence.name)
         self._is_registered, self._is_away, self._connect_pause = True, False, CONNECT_SECONDS
-        self._known_empty.clear()
         self._lanes.forget()
         self._claim_at = 0.0
         self._strays_at = [monotonic(), monotonic() + self._session.deadline_seconds]
@@ -448,7 +448,7 @@ class Worker:
         return not self._hand.endings and self._is_registered and (self._tasks_left == 0 or self._burst_is_over())
 
     def _burst_is_over(self) -> bool:
-        is_empty = self._hand.demand(self._tasks_left).kinds <= self._known_empty
+        is_empty = self._hand.demand(self._tasks_left).kinds <= self._lanes.found_none_of
         return self._burst and self._session.is_open and self._hand.is_ready and is_empty and not self._looks_ahead
 
     def _leave(self) -> None:
@@ -464,6 +464,7 @@ class Worker:
             self.exit_code = 1
         self._summarize()
         self._hand.close()
+        self._clerk.close(self._session.deadline_seconds)
         self._ears.close()
         self._session.close()
 
@@ -476,6 +477,9 @@ class Worker:
         while self._hand.endings and monotonic() < ends:
             with suppress(Busy):
                 self._settle()
-            self._alarm.wait(self._settler.due_at(at_once=True) - monotonic(), None, lambda: not self._hand.endings)
+            with suppress(Busy, Disconnected):  # of the clerk, whose session is another one
+                self._settler.take_in()
+            until = min(self._settler.due_at(at_once=True), ends)
+            self._alarm.wait(until - monotonic(), None, lambda: not self._hand.endings or self._settler.has_news)
         self._recorder.flush(self._session.execute)
         self.presence.stopped(self._session.execute)

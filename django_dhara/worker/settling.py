@@ -6,7 +6,9 @@ Work that was done must not be done again because its outcome is awkward, nor ho
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -19,6 +21,7 @@ from django_dhara.execution import Run
 from django_dhara.lifecycle import Ending, Settled
 from django_dhara.sql import Execute
 from django_dhara.states import Completed, Error, HandedBack
+from django_dhara.worker.clerk import Clerk
 
 if TYPE_CHECKING:
     from django_dhara.worker.hand import Hand
@@ -32,7 +35,9 @@ FLUSH_SECONDS = 0.005
 AGAIN_SECONDS, REFUSED_SECONDS = 0.1, 1.0
 #: So many runs are settled by one statement, and so many bytes: PostgreSQL takes no value above 1 GB, and a statement
 #: has to come through within its deadline.
-MOST_RUNS, MOST_BYTES = 500, 4_000_000
+MOST_RUNS, MOST_BYTES = 1000, 4_000_000
+#: So many at once are worth a clerk: their statement takes ten times as long as to hand it over.
+CLERK_RUNS = 100
 
 #: Said of a statement whose data the server, or psycopg before it, does not take: it never will.
 UNSTORABLE = (
@@ -53,16 +58,31 @@ class Settler:
 
     Args:
         reports: their last words come before the end.
+        clerk: settles beside the control loop.
     """
 
-    def __init__(self, worker: UUID, hand: Hand, reports: Reports, recorder: stats.Recorder, options: Options) -> None:
+    def __init__(
+        self,
+        worker: UUID,
+        hand: Hand,
+        reports: Reports,
+        recorder: stats.Recorder,
+        clerk: Clerk[Settled | Exception],
+        options: Options,
+    ) -> None:
         self._worker, self._hand, self._reports, self._recorder = worker, hand, reports, recorder
+        self._clerk = clerk
         self._max_interrupted = options.max_interrupted
+        #: The runs that the clerk is settling, and since when.
+        self._with_clerk: dict[Run, None] = {}
+        self._clerk_began = 0.0
         self._settle_at = 0.0
         self._settled = self._failed = 0
 
     def due_at(self, *, at_once: bool) -> float:
-        """When to settle next; `at_once`: no ended run waits for others to end."""
+        """When to settle next; `at_once`: no ended run waits for others to end. The clerk rings."""
+        if self._with_clerk and (not at_once or len(self._with_clerk) == len(self._hand.endings)):
+            return inf
         waits = self._hand.is_busy and len(self._hand.endings) < MOST_RUNS and not at_once
         return max(self._settle_at, self._hand.oldest_ending + FLUSH_SECONDS if waits else 0.0)
 
@@ -78,16 +98,45 @@ class Settler:
         if not endings or now < self.due_at(at_once=at_once):
             return
         self._settle_at = now + AGAIN_SECONDS
-        runs = batch(endings, now)
+        runs = batch(endings, now, without=self._with_clerk)
         if self._reports.concern(runs):
             self._reports.write(execute)
         for run in [run for run in runs if run.settled is not None]:
             self._on_answer(run, Settled(run.settled))
         left = [run for run in runs if run in endings]
-        answers = write(execute, self._worker, [endings[run] for run in left], max_interrupted=self._max_interrupted)
-        for run, answer in zip(left, answers, strict=True):
+        job = partial(
+            write, worker=self._worker, endings=[endings[run] for run in left], max_interrupted=self._max_interrupted
+        )
+        if len(left) >= CLERK_RUNS and not at_once and self._clerk.is_free:
+            self._with_clerk, self._clerk_began = dict.fromkeys(left), now
+            self._clerk.start(job)
+            return
+        for run, answer in zip(left, job(execute), strict=True):
             self._on_answer(run, answer)
-        is_done = runs and not any(run in endings for run in left)
+        self._pause_unless(bool(runs), left, now)
+
+    @property
+    def has_news(self) -> bool:
+        """Is the clerk done?"""
+        return self._clerk.is_done
+
+    def take_in(self) -> None:
+        """What the clerk has done, if it is done; raises what went wrong there."""
+        if not self._clerk.is_done:
+            return
+        runs, self._with_clerk = list(self._with_clerk), {}
+        answers, error = self._clerk.take()
+        for run, answer in zip(runs, answers, strict=False):  # fewer, if something went wrong
+            self._on_answer(run, answer)
+        if error is None and not answers:
+            return  # it has no session; the control loop has
+        self._pause_unless(True, runs, monotonic())
+        self._hand.oldest_ending = self._clerk_began
+        if error is not None:
+            raise error
+
+    def _pause_unless(self, anything: bool, runs: Sequence[Run], now: float) -> None:
+        is_done = anything and not any(run in self._hand.endings for run in runs)
         self._settle_at = 0.0 if is_done else now + AGAIN_SECONDS
 
     def hand_back_strays(self, execute: Execute) -> None:
@@ -125,12 +174,12 @@ class Settler:
         self._hand.tell(news.of_lost(run))
 
 
-def batch(endings: dict[Run, Ending], now: float) -> list[Run]:
+def batch(endings: dict[Run, Ending], now: float, without: Collection[Run] = ()) -> list[Run]:
     """Whose endings fit into one statement, the oldest first."""
     chosen: list[Run] = []
     size = 0
     for run, ending in endings.items():
-        if run.refused_until > now:
+        if run.refused_until > now or run in without:
             continue
         size += _bytes(ending)
         if chosen and (size > MOST_BYTES or len(chosen) >= MOST_RUNS):
