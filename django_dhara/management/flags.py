@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -78,6 +79,21 @@ def count(raw: str) -> int:
     if not raw.isdecimal() or not 1 <= int(raw) <= 10**9:
         raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, not {raw!r}")
     return int(raw)
+
+
+def span(unit: str, most: int) -> Callable[[str], float]:
+    """A number of `unit`, from 0 to `most`."""
+
+    def parse(raw: str) -> float:
+        try:
+            value = float(raw)
+        except ValueError:
+            value = math.nan
+        if not 0 <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be a number of {unit} between 0 and {most}, not {raw!r}")
+        return value
+
+    return parse
 
 
 def boolean(raw: str) -> bool:

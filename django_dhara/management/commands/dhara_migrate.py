@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from typing import Any
 
 from django.core.management import call_command, get_commands, load_command_class
@@ -50,7 +49,7 @@ class Command(BaseCommand):
         )  # fmt: skip
         flags.add(
             parser, "--wait", "DHARA_MIGRATE_WAIT", "For another process to finish. Default: 300.",
-            read=_seconds, default=300.0, metavar="SECONDS",
+            read=flags.span("seconds", 86_400), default=300.0, metavar="SECONDS",
         )  # fmt: skip
         flags.add_switch(
             parser, "--check", "DHARA_MIGRATE_CHECK",
@@ -210,16 +209,6 @@ def _alias(raw: str) -> str:
         known = ", ".join(map(repr, connections))
         raise argparse.ArgumentTypeError(f"{raw!r} is not in DATABASES, which has {known}")
     return raw
-
-
-def _seconds(raw: str) -> float:
-    try:
-        seconds = float(raw)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds <= 86_400:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds between 0 and 86400, not {raw!r}")
-    return seconds
 
 
 def _migration(raw: str) -> Name:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import math
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
@@ -26,7 +24,7 @@ class Command(BaseCommand):
             flags.add(
                 parser, f"--{what}-days", f"DHARA_{what.upper()}_DAYS",
                 f"Keep {whose} for so many days. Default: RETAIN_{what.upper()}_SECONDS.",
-                read=_days, metavar="DAYS",
+                read=flags.span("days", 36_500), metavar="DAYS",
             )  # fmt: skip
         flags.add_switch(parser, "--dry-run", "DHARA_DRY_RUN", "Only count.")
 
@@ -66,13 +64,3 @@ def _delete(execute: sql.Execute, options: Options, backend: str, state: State, 
     ):
         total += count
     return total
-
-
-def _days(raw: str) -> float:
-    try:
-        days = float(raw)
-    except ValueError:
-        days = math.nan
-    if not 0 <= days <= 36_500:
-        raise argparse.ArgumentTypeError(f"must be a number of days between 0 and 36500, not {raw!r}")
-    return days
