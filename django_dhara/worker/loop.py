@@ -1,8 +1,9 @@
 """The worker: claim what fits, hand it out, gather what ended, settle it, wait.
 
 One control loop, on one thread, that runs no user code: functions run in the executors, receivers of signals with the
-herald. Everything it asks of the database is one statement on a session of its own, with a deadline. When the database
-is away it starts nothing, keeps what ended, and goes on when the database is back: an outage is not a death.
+herald. Everything it asks of the database is one statement on a session of its own, with a deadline; under load the
+clerk says what it would settle, on another one. When the database is away it starts nothing, keeps what ended, and goes
+on when the database is back: an outage is not a death.
 """
 
 from __future__ import annotations
