@@ -123,6 +123,8 @@ class Task(models.Model):
             ("cancel_task", "Can cancel tasks"),
             ("revive_task", "Can retry dead and canceled tasks"),
             ("run_task_now", "Can make a task run now"),
+            ("move_task", "Can change the queue and the priority of tasks"),
+            ("snooze_task", "Can put pending tasks off"),
         )
         constraints = (
             models.CheckConstraint(name="dhara_task_state", condition=Q(state__in=State.values)),
@@ -187,6 +189,12 @@ class Task(models.Model):
             models.Index(
                 name="dhara_task_finished", fields=("state", "finished_at"), condition=Q(finished_at__isnull=False)
             ),
+            # All that groups dead letters, so that nothing else is read to count 50,000 of them.
+            models.Index(
+                name="dhara_task_dead",
+                fields=("backend", "function", "error_class", "error_fingerprint", "finished_at"),
+                condition=Q(state=State.DEAD),
+            ),
         )
 
     def __str__(self) -> str:
@@ -240,9 +248,14 @@ class Worker(models.Model):
     heartbeat_at = models.DateTimeField(db_default=Now())
     draining_at = models.DateTimeField(null=True)
     stopped_at = models.DateTimeField(null=True)
+    memory_bytes = models.BigIntegerField(null=True, help_text="Resident memory of the process and its children.")
 
     class Meta:
         db_table = "dhara_worker"
+        permissions = (
+            ("drain_worker", "Can make a worker finish and exit"),
+            ("view_stacks", "Can see what the threads of a worker do"),
+        )
 
     def __str__(self) -> str:
         return self.name
@@ -258,6 +271,7 @@ class Queue(models.Model):
 
     class Meta:
         db_table = "dhara_queue"
+        permissions = (("pause_queue", "Can pause and resume queues"),)
         constraints = (models.UniqueConstraint(name="dhara_queue_name", fields=("backend", "name")),)
 
     def __str__(self) -> str:
@@ -290,12 +304,10 @@ class Command(models.Model):
         return f"{self.verb} for {self.worker_id}"
 
 
-class Minute(models.Model):
-    """What one worker settled for one function of one queue in one minute; see `stats.py`."""
+class Aggregate(models.Model):
+    """What was settled for one function of one queue in a span of time; see `stats.py`."""
 
     id = models.BigAutoField(primary_key=True)
-    minute = models.DateTimeField()
-    worker_id = models.UUIDField()
     backend = models.CharField()
     queue = models.CharField()
     function = models.CharField()
@@ -312,6 +324,16 @@ class Minute(models.Model):
     wait_histogram = models.JSONField(default=dict)
 
     class Meta:
+        abstract = True
+
+
+class Minute(Aggregate):
+    """One minute of one worker."""
+
+    minute = models.DateTimeField()
+    worker_id = models.UUIDField()
+
+    class Meta:
         db_table = "dhara_minute"
         constraints = (
             models.UniqueConstraint(
@@ -321,6 +343,68 @@ class Minute(models.Model):
 
     def __str__(self) -> str:
         return f"{self.minute:%Y-%m-%d %H:%M} {self.function}"
+
+
+class Quarter(Aggregate):
+    """A quarter of an hour of all workers, made of minutes that are no longer told apart."""
+
+    start = models.DateTimeField()
+
+    class Meta:
+        db_table = "dhara_quarter"
+        constraints = (
+            models.UniqueConstraint(name="dhara_quarter_key", fields=("start", "backend", "queue", "function")),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.start:%Y-%m-%d %H:%M} {self.function}"
+
+
+class BulkChange(models.Model):
+    """A change of all tasks that match a search, made in batches: how far it is, and who asked for it."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4)
+    verb = models.CharField()
+    search = models.CharField(help_text="What was searched for, as it was written.")
+    arguments = models.JSONField(default=dict, help_text="Of the verb: a queue, a priority, seconds.")
+    reason = models.TextField(db_default="")
+    user_id = models.CharField(db_default="", help_text="The primary key of the user who asked for it.")
+    user_name = models.CharField(db_default="")
+    cursor = models.UUIDField(null=True, help_text="The last id that was looked at.")
+    looked_at = models.BigIntegerField(db_default=0)
+    counts = models.JSONField(default=dict, help_text="By answer.")
+    created_at = models.DateTimeField(db_default=Now())
+    changed_at = models.DateTimeField(db_default=Now())
+    stopped_at = models.DateTimeField(null=True, help_text="Somebody stopped it before its end.")
+    finished_at = models.DateTimeField(null=True)
+
+    class Meta:
+        db_table = "dhara_bulk_change"
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.search}"
+
+
+class Token(models.Model):
+    """A bearer token of the HTTP API. Only its hash is kept."""
+
+    id = models.BigAutoField(primary_key=True)
+    name = models.CharField(help_text="Whose it is, or what for.")
+    hint = models.CharField(help_text="Its first characters, by which people tell tokens apart.")
+    digest = models.BinaryField(unique=True, help_text="SHA-256.")
+    scopes = models.JSONField(default=list, help_text="Of read, enqueue, operate.")
+    queues = models.JSONField(default=list, help_text="Only these; empty: all.")
+    created_at = models.DateTimeField(db_default=Now())
+    created_by = models.CharField(db_default="")
+    expires_at = models.DateTimeField(null=True)
+    used_at = models.DateTimeField(null=True, help_text="About when it was last used.")
+    revoked_at = models.DateTimeField(null=True)
+
+    class Meta:
+        db_table = "dhara_token"
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class AppliedMigration(models.Model):
