@@ -21,9 +21,10 @@ from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, router
+from django.utils.module_loading import import_string
 from psycopg import IsolationLevel
 
-from django_dhara import conf
+from django_dhara import conf, project
 
 if TYPE_CHECKING:
     from django_dhara.backend import DharaBackend
@@ -35,6 +36,8 @@ DEFAULT_POOL_SIZE = 4
 
 _PROBLEM_IDS = {"shape": "dhara.E004", "unknown": "dhara.E003", "value": "dhara.E004", "conflict": "dhara.E005"}
 _OPTIONS_PAGE = "The options, their units and their limits are listed in docs/reference/settings.md."
+#: Settings of `DHARA` that name a function of the project.
+_PATHS = ("redact",)
 
 
 def install() -> None:
@@ -168,6 +171,7 @@ def _atomic_functions(alias: str, where: str) -> Iterator[CheckMessage]:
 
 def check_project(app_configs: object = None, **kwargs: object) -> Iterator[CheckMessage]:
     """What is wrong with the settings that all aliases in TASKS share."""
+    yield from _check_dhara()
     if not _has_tasks_api():
         yield Error(
             f"Django {django.get_version()} has no django.tasks, and the backport is not installed.",
@@ -188,6 +192,28 @@ def check_project(app_configs: object = None, **kwargs: object) -> Iterator[Chec
         yield from _check_time_zone()
         for database, concurrency in _queue_databases(backends).items():
             yield from _check_connections(database, concurrency)
+
+
+def _check_dhara() -> Iterator[CheckMessage]:
+    """`DHARA`: its keys, its values, and that the functions it names can be imported."""
+    for problem in project.problems():
+        close = get_close_matches(problem.option.upper(), [key.upper() for key in project.KEYS], 1)
+        hint = f"Did you mean {close[0]!r}?" if problem.kind == "unknown" and close else _OPTIONS_PAGE
+        yield Error(f"{problem.where} {problem.message}", hint=hint, id="dhara.E012")
+    chosen = project.usable()
+    for name in _PATHS:
+        if path := getattr(chosen, name):
+            yield from _check_path(f"DHARA[{name.upper()!r}]", path)
+
+
+def _check_path(where: str, path: str) -> Iterator[CheckMessage]:
+    try:
+        found = import_string(path)
+    except ImportError as error:
+        yield Error(f"{where} is {path!r}, which cannot be imported: {error}.", id="dhara.E012")
+        return
+    if not callable(found):
+        yield Error(f"{where} is {path!r}, which is {type(found).__name__} and no function.", id="dhara.E012")
 
 
 def _check_backport() -> Iterator[CheckMessage]:

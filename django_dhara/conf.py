@@ -18,7 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 _DAY = 86_400.0
 
 
-def _number(default: float, *, at_least: float, at_most: float) -> Any:
+def number(default: float, *, at_least: float, at_most: float) -> Any:
     return field(default=default, metadata={"at_least": at_least, "at_most": at_most})
 
 
@@ -33,64 +33,64 @@ class Options:
     database: str = "default"
 
     #: Threads that run plain functions. Most tasks wait for I/O; ten of them keep one core busy.
-    concurrency: int = _number(10, at_least=1, at_most=1000)
+    concurrency: int = number(10, at_least=1, at_most=1000)
     #: Child processes that run plain functions, one at a time each, instead of threads; 0: threads. For functions that
     #: hold the interpreter (computation in Python), and for timeouts that nothing can outlive.
-    processes: int = _number(0, at_least=0, at_most=1000)
+    processes: int = number(0, at_least=0, at_most=1000)
     #: Runs after which a child process is replaced by a new one, which gives back what their memory has grown by; 0:
     #: never.
-    max_tasks_per_child: int = _number(0, at_least=0, at_most=1_000_000_000)
+    max_tasks_per_child: int = number(0, at_least=0, at_most=1_000_000_000)
     #: `async def` functions that run at once on the worker's one event loop.
-    async_concurrency: int = _number(100, at_least=0, at_most=10_000)
+    async_concurrency: int = number(100, at_least=0, at_most=10_000)
     #: Claimed tasks that may wait in a worker while functions are short; it falls to 0 while they are long.
-    max_prefetch: int = _number(500, at_least=0, at_most=10_000)
+    max_prefetch: int = number(500, at_least=0, at_most=10_000)
 
     #: How long a run owns its task without a renewal: what the death of a worker costs.
-    lease_seconds: float = _number(30.0, at_least=0.5, at_most=3600)
+    lease_seconds: float = number(30.0, at_least=0.5, at_most=3600)
     #: Pause between two looks for abandoned runs.
-    sweep_seconds: float = _number(5.0, at_least=0.1, at_most=3600)
+    sweep_seconds: float = number(5.0, at_least=0.1, at_most=3600)
     #: How often an idle worker looks for work without being woken, which is also what a lost wake-up costs.
-    poll_seconds: float = _number(1.0, at_least=0.01, at_most=3600)
+    poll_seconds: float = number(1.0, at_least=0.01, at_most=3600)
     #: How long a stopping worker lets running functions finish; below the usual 30 s of grace before SIGKILL.
-    drain_seconds: float = _number(25.0, at_least=0, at_most=86_400)
+    drain_seconds: float = number(25.0, at_least=0, at_most=86_400)
     #: How long a canceled function in a child process may take to end, after a CancelledError was raised in it, before
     #: it is killed: enough to close files and roll back.
-    cancel_seconds: float = _number(5.0, at_least=0, at_most=86_400)
+    cancel_seconds: float = number(5.0, at_least=0, at_most=86_400)
 
     #: Failed and lost runs after which a task is DEAD.
-    max_attempts: int = _number(5, at_least=1, at_most=10_000)
+    max_attempts: int = number(5, at_least=1, at_most=10_000)
     #: Lost runs after which a task is DEAD: it may be what kills its workers.
-    max_lost: int = _number(5, at_least=1, at_most=10_000)
+    max_lost: int = number(5, at_least=1, at_most=10_000)
     #: Runs released by stopping workers after which a task is DEAD: it never fits into a deploy.
-    max_interrupted: int = _number(20, at_least=1, at_most=10_000)
+    max_interrupted: int = number(20, at_least=1, at_most=10_000)
     #: Delay before the second attempt, doubled at each further one and drawn between 0 and itself (full jitter).
-    backoff_base_seconds: float = _number(1.0, at_least=0.001, at_most=86_400)
+    backoff_base_seconds: float = number(1.0, at_least=0.001, at_most=86_400)
     #: The longest such delay.
-    backoff_cap_seconds: float = _number(300.0, at_least=0.001, at_most=31 * _DAY)
+    backoff_cap_seconds: float = number(300.0, at_least=0.001, at_most=31 * _DAY)
     #: How long a run may take before it counts as failed.
-    timeout_seconds: float = _number(3600.0, at_least=0.1, at_most=31 * _DAY)
+    timeout_seconds: float = number(3600.0, at_least=0.1, at_most=31 * _DAY)
     #: Overdue functions whose threads could not be stopped, after which the worker drains and exits with 1.
-    max_abandoned: int = _number(10, at_least=1, at_most=1000)
+    max_abandoned: int = number(10, at_least=1, at_most=1000)
 
     #: The largest arguments, as JSON. Larger things belong into a file or a row, with their key as the argument.
-    max_payload_bytes: int = _number(1_000_000, at_least=100, at_most=50_000_000)
+    max_payload_bytes: int = number(1_000_000, at_least=100, at_most=50_000_000)
     #: The largest return value, as JSON; a larger one is not stored, and the task is COMPLETED all the same.
-    max_result_bytes: int = _number(1_000_000, at_least=100, at_most=50_000_000)
+    max_result_bytes: int = number(1_000_000, at_least=100, at_most=50_000_000)
     #: The longest traceback kept; both ends stay.
-    max_traceback_bytes: int = _number(16_384, at_least=256, at_most=1_000_000)
+    max_traceback_bytes: int = number(16_384, at_least=256, at_most=1_000_000)
     #: Refuse arguments that come back from JSON as something else (tuples, keys that are no strings, 1e16).
     strict_json: bool = False
 
     #: How long COMPLETED tasks stay: a week to look back at, and a table that stays small.
-    retain_completed_seconds: float = _number(7 * _DAY, at_least=0, at_most=36_500 * _DAY)
+    retain_completed_seconds: float = number(7 * _DAY, at_least=0, at_most=36_500 * _DAY)
     #: How long CANCELED tasks stay, in which they can be revived.
-    retain_canceled_seconds: float = _number(7 * _DAY, at_least=0, at_most=36_500 * _DAY)
+    retain_canceled_seconds: float = number(7 * _DAY, at_least=0, at_most=36_500 * _DAY)
     #: How long DEAD tasks stay: they are few, and somebody has to look at them.
-    retain_dead_seconds: float = _number(90 * _DAY, at_least=0, at_most=36_500 * _DAY)
+    retain_dead_seconds: float = number(90 * _DAY, at_least=0, at_most=36_500 * _DAY)
     #: How long a finished task with an idempotency key stays at least: so long a replay is recognised.
-    retain_keyed_seconds: float = _number(7 * _DAY, at_least=0, at_most=36_500 * _DAY)
+    retain_keyed_seconds: float = number(7 * _DAY, at_least=0, at_most=36_500 * _DAY)
     #: Pause between two prunings by a worker.
-    prune_seconds: float = _number(60.0, at_least=1, at_most=86_400)
+    prune_seconds: float = number(60.0, at_least=1, at_most=86_400)
 
     #: Wake workers by NOTIFY after an enqueue's commit. Without it they find tasks by polling.
     notify: bool = True
@@ -153,7 +153,7 @@ def problems(alias: str, given: object, environ: Mapping[str, str] | None = None
         try:
             values[name] = parse(name, raw)
         except ValueError as error:
-            yield Problem("value", name, where, f"{error}, not {_shown(raw)}.")
+            yield Problem("value", name, where, f"{error}, not {shown(raw)}.")
     yield from _contradictions(alias, {**_defaults(), **values})
 
 
@@ -192,7 +192,7 @@ def _settings(
             yield name, f"TASKS[{alias!r}]['OPTIONS'][{key!r}]", given[key]
 
 
-def _shown(raw: Any) -> str:
+def shown(raw: Any) -> str:
     """A value in a message. Large ones are cut, and Python refuses to print an integer of more than 4,300 digits."""
     try:
         text = repr(raw)
@@ -207,12 +207,21 @@ def parse(name: str, raw: Any) -> Any:
     Raises:
         ValueError: with what it must be.
     """
-    default = OPTIONS[name].default
+    return parsed(OPTIONS[name], raw)
+
+
+def parsed(option: Field[Any], raw: Any) -> Any:
+    """The value of an option of the kind that its default has.
+
+    Raises:
+        ValueError: with what it must be.
+    """
+    default = option.default
     if isinstance(default, bool):
         return _boolean(raw)
     if isinstance(default, str):
         return _string(raw)
-    return _bounded(name, _whole(raw) if isinstance(default, int) else _real(raw))
+    return _bounded(option, _whole(raw) if isinstance(default, int) else _real(raw))
 
 
 def _boolean(raw: Any) -> bool:
@@ -251,8 +260,8 @@ def _real(raw: Any) -> float:
     return number
 
 
-def _bounded(name: str, number: float) -> float:
-    low, high = OPTIONS[name].metadata["at_least"], OPTIONS[name].metadata["at_most"]
+def _bounded(option: Field[Any], number: float) -> float:
+    low, high = option.metadata["at_least"], option.metadata["at_most"]
     if not low <= number <= high:
         raise ValueError(f"must be between {low:g} and {high:g}")
     return number

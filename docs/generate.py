@@ -32,7 +32,7 @@ if __name__ == "__main__":
 from django.core.management.base import CommandParser
 
 import django_dhara
-from django_dhara import conf, enqueue, errors, execution, results, retry, signals, states, tasks
+from django_dhara import conf, enqueue, errors, execution, project, results, retry, signals, states, tasks
 
 
 def options_table() -> str:
@@ -44,6 +44,17 @@ def options_table() -> str:
         unit = name.rpartition("_")[2] if name.endswith(("_seconds", "_bytes")) else ""
         default = _number(option.default) if limits else f"`{option.default!r}`"
         rows.append(f"| `{key}` | `DHARA_{key}` | {default} | {unit} | {limits} | {reason} |")
+    return "\n".join(rows)
+
+
+def project_table() -> str:
+    """Every setting of `DHARA`, from the `#:` comments in project.py."""
+    rows = ["| setting | default | limits | why |", "|---|---|---|---|"]
+    for name, reason in reasons(project.Project).items():
+        option = project.KEYS[name]
+        limits = " to ".join(_number(option.metadata[end]) for end in ("at_least", "at_most") if option.metadata)
+        default = _number(option.default) if limits else f"`{option.default!r}`"
+        rows.append(f"| `{name.upper()}` | {default} | {limits} | {reason} |")
     return "\n".join(rows)
 
 
@@ -219,6 +230,7 @@ def signals_list() -> str:
 #: The generated parts: page, name, function.
 PARTS = (
     ("reference/settings.md", "options", options_table),
+    ("reference/settings.md", "project", project_table),
     ("reference/commands.md", "commands", commands_help),
     ("reference/python.md", "names", names_list),
     ("reference/python.md", "task", task_fields),

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import django
 import pytest
 from django.core.checks import Error, Warning, run_checks
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from django_dhara import checks, registry
+from django_dhara import checks, project, registry
 from django_dhara.compat import task_backends
 from django_dhara.tasks import task
 
@@ -430,3 +431,39 @@ SOURCE = Path(checks.__file__).read_text(encoding="utf-8")
 
 def test_every_id_has_a_test():
     assert ids(Path(__file__).read_text(encoding="utf-8")) == ids(SOURCE)
+
+
+# DHARA, the settings of the whole project
+
+
+def no_function(function, payload):
+    return payload
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "hint"),
+    [
+        ([], "DHARA must be a dict, not list.", ""),
+        ({"REDAKT": "a.b"}, "DHARA['REDAKT'] is not a setting of django_dhara.", "Did you mean 'REDACT'?"),
+        ({"redact": "a.b"}, "DHARA['redact'] is not a setting of django_dhara.", "Did you mean 'REDACT'?"),
+        ({1: "a.b"}, "DHARA[1] is not a setting of django_dhara.", ""),
+        ({"REDACT": 7}, "DHARA['REDACT'] must be a string, not 7.", ""),
+        ({"REDACT": "nowhere.redact"}, "DHARA['REDACT'] is 'nowhere.redact', which cannot be imported", None),
+        ({"REDACT": "tests.test_checks.ROOT"}, "which is PosixPath and no function", None),
+    ],
+)
+def test_each_mistake_in_the_settings_of_the_project_is_told_once(tasks, settings, given, said, hint):
+    settings.DHARA = given
+    [message] = [message for message in messages() if message.id == "dhara.E012"]
+    assert said in message.msg
+    assert hint is None or hint in message.hint
+
+
+def test_a_setting_of_the_project_is_read_and_a_mistake_stops_who_needs_it(settings):
+    assert project.read().redact == ""
+    settings.DHARA = {"REDACT": "tests.test_checks.no_function"}
+    assert project.read().redact == "tests.test_checks.no_function"
+    settings.DHARA = {"REDACT": 7}
+    assert project.usable().redact == ""
+    with pytest.raises(ImproperlyConfigured, match=r"DHARA\['REDACT'\] must be a string, not 7"):
+        project.read()
