@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from django.contrib.auth.models import User
 
+from tests.browser.shop import shop  # noqa: F401
+
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -63,3 +65,25 @@ def picture(tmp_path):
     folder = Path(os.environ.get("SCREENSHOTS", tmp_path))
     folder.mkdir(parents=True, exist_ok=True)
     return lambda page, name: page.screenshot(path=folder / f"{name}.png", full_page=True)
+
+
+#: Of what axe-core finds, what keeps somebody out; "moderate" and "minor" are matters of taste, often Django's own.
+SERIOUS = ("serious", "critical")
+
+
+@pytest.fixture
+def accessible():
+    """Asserts that axe-core finds nothing serious on a page."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
+
+    def check(page):
+        found = axe.run(page).response["violations"]
+        told = [
+            f"{each['id']}: {each['help']}: {node['html'][:200]}"
+            for each in found
+            if each["impact"] in SERIOUS
+            for node in each["nodes"]
+        ]
+        assert told == []
+
+    return check
