@@ -27,6 +27,7 @@ T = TypeVar("T")
 Name = tuple[str, str]
 #: Rows of `dhara_queue`, and queues on a page.
 MOST = 1000
+NOTHING = Held(0, 0)
 #: The last points of an hour that make the last five minutes.
 RECENT = 6
 
@@ -51,7 +52,7 @@ class QueueRow:
     #: In QUEUES of its backend.
     is_configured: bool = False
     waiting: Waiting | None = None
-    held: Held = Held(0, 0)
+    held: Held = NOTHING
     paused_at: datetime | None = None
     #: Who paused it, if that was done in the admin.
     paused_by: str = ""
@@ -149,8 +150,10 @@ def read(database: str) -> Backlog:
     past: dict[str, Mapping[str, Sequence[Point]]] = {}
     for backend in {*given, *(backend for backend, _ in names)}:
         past[backend] = _part(found, "past", partial(stats.series, database, backend, RANGES["1h"], "queue"), {})
-        day = partial(stats.totals, database, backend, RANGES["24h"], "queue")
-        names |= {(backend, queue) for queue in (*past[backend], *_part(found, "day", day, {}))}
+        day: dict[str, Tally] = _part(
+            found, "day", partial(stats.totals, database, backend, RANGES["24h"], "queue"), {}
+        )
+        names |= {(backend, queue) for queue in (*past[backend], *day)}
     workers: list[WorkerSeen] = _part(found, "workers", partial(stats.workers, database, None), [])
     authors = audit.authors(Queue, [(key(*name), at) for name, at in decided.items() if at])
     for backend, queue in sorted(names)[:MOST]:
@@ -160,7 +163,7 @@ def read(database: str) -> Backlog:
                 queue=queue,
                 is_configured=queue in given.get(backend, ()),
                 waiting=waiting.get((backend, queue)),
-                held=held.get((backend, queue), Held(0, 0)),
+                held=held.get((backend, queue), NOTHING),
                 paused_at=decided.get((backend, queue)),
                 paused_by=authors.get(key(backend, queue), ""),
                 servers=[worker for worker in workers if worker.serves(backend, queue)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -20,18 +21,16 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_dhara import operations, stats
-from django_dhara.admin import audit, backlog, databases, spark
+from django_dhara.admin import audit, backlog, databases, pulse
 from django_dhara.admin.backlog import RECENT, Backlog, QueueRow
 from django_dhara.admin.readonly import ReadOnlyAdmin
 from django_dhara.admin.text import exact, moment, name, span, tag, visible
 from django_dhara.models import Queue
-from django_dhara.stats import RANGES, Point, Tally
+from django_dhara.stats import RANGES, Tally
 from django_dhara.words import short_time
 
-#: Minutes in a small chart, and its size; the size of a large one.
-SMALL, LARGE = (120, 24), (600, 120)
-#: Functions named on the page of a queue.
-FUNCTIONS = 50
+#: Functions and workers named on the page of a queue.
+FUNCTIONS, SERVERS = 50, 50
 
 
 @admin.register(Queue)
@@ -67,7 +66,9 @@ class QueueAdmin(ReadOnlyAdmin):
             "rows": [self._shown(request, read, row) for row in read.rows],
             "paused": [self._shown(request, read, row) for row in read.paused],
             "unserved": [self._shown(request, read, row) for row in read.unserved],
-            "databases": [(one, f"?{urlencode({databases.PARAMETER: one})}", one == alias) for one in known[1:] and known],
+            "databases": [
+                (one, f"?{urlencode({databases.PARAMETER: one})}", one == alias) for one in known[1:] and known
+            ],
             "has_backends": len({row.backend for row in read.rows}) > 1,
             **(extra_context or {}),
         }
@@ -81,15 +82,17 @@ class QueueAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         read, row = self._find(request, unquote(object_id))
         if row is None:
-            self.message_user(request, _("There is no queue %s (any more).") % visible(unquote(object_id)), messages.WARNING)
+            self.message_user(
+                request, _("There is no queue %s (any more).") % visible(unquote(object_id)), messages.WARNING
+            )
             return HttpResponseRedirect(self._reverse("changelist"))
         shown = self._shown(request, read, row)
         context = {
             "title": visible(row.queue),
             "queue": shown,
-            "charts": [*_charts(row)],
+            "charts": [chart for chart in (pulse.runs(row.points), pulse.latency(row.points)) if chart],
             "functions": self._functions(request, read.database, row),
-            "entries": [*_entries(Queue, row.key, read)],
+            "entries": [*pulse.entries(Queue, row.key, read.now)],
             **(extra_context or {}),
         }
         return self._response(request, "page", context)
@@ -111,7 +114,9 @@ class QueueAdmin(ReadOnlyAdmin):
         told = _told(paused=paused, is_new=is_new) % visible(row.queue)
         self.message_user(request, told, messages.SUCCESS if is_new else messages.WARNING)
         if "list" in request.POST:
-            return HttpResponseRedirect(f"{self._reverse('changelist')}?{urlencode({databases.PARAMETER: read.database})}")
+            return HttpResponseRedirect(
+                f"{self._reverse('changelist')}?{urlencode({databases.PARAMETER: read.database})}"
+            )
         return HttpResponseRedirect(self._address(read, row))
 
     def _find(self, request: HttpRequest, key: str) -> tuple[Backlog, QueueRow | None]:
@@ -124,9 +129,15 @@ class QueueAdmin(ReadOnlyAdmin):
     def _shown(self, request: HttpRequest, read: Backlog, row: QueueRow) -> Shown:
         may_see = request.user.has_perm(f"{self.opts.app_label}.view_task")
         tasks = self._address_of("task", "changelist") if may_see else ""
-        verb = "resume" if row.paused_at else "pause"
-        button = self._with_database(read, row, self._reverse(verb, quote(row.key)))
-        return Shown(row, read, self._address(read, row), tasks, button if self.may_pause(request) else "", verb)
+        button = self._reverse("resume" if row.paused_at else "pause", quote(row.key))
+        return Shown(
+            row,
+            read.now,
+            site=self.admin_site.name,
+            address=self._address(read, row),
+            button=self._with_database(read, row, button) if self.may_pause(request) else "",
+            tasks=tasks,
+        )
 
     def _functions(self, request: HttpRequest, alias: str, row: QueueRow) -> list[dict[str, Any]]:
         """What ran here in the last hour, most runs first."""
@@ -191,9 +202,10 @@ def _told(*, paused: bool, is_new: bool) -> str:
 class Shown:
     """A queue as a template wants it."""
 
-    def __init__(self, row: QueueRow, read: Backlog, address: str, tasks: str, button: str, verb: str) -> None:
-        self.row, self.now, self.address, self.verb, self.button = row, read.now, address, verb, button
-        self._tasks = tasks
+    def __init__(self, row: QueueRow, now: datetime, *, site: str, address: str, button: str, tasks: str) -> None:
+        self.row, self.now, self.address, self.button = row, now, address, button
+        self.verb = "resume" if row.paused_at else "pause"
+        self._site, self._tasks = site, tasks
 
     @property
     def name(self) -> SafeString:
@@ -233,7 +245,9 @@ class Shown:
         """Where it stands, in sentences."""
         row = self.row
         if row.paused_at:
-            yield format_html(_("It was {}: workers claim nothing of it. What runs goes on, and so does enqueueing."), self.pause)
+            yield format_html(
+                _("It was {}: workers claim nothing of it. What runs goes on, and so does enqueueing."), self.pause
+            )
         if row.servers:
             count = len(row.servers)
             yield ngettext("%s living worker serves it.", "%s living workers serve it.", count) % count
@@ -250,6 +264,23 @@ class Shown:
                 row.held.suspects,
             )
             yield told % f"{row.held.suspects:,}"
+
+    @property
+    def servers(self) -> list[tuple[str, str, str]]:
+        """The workers that serve it: address, name, slots."""
+        return [
+            (
+                reverse("admin:dhara_worker_change", args=[worker.id], current_app=self._site),
+                f"{visible(worker.host)}:{worker.pid}",
+                f"{worker.busy}/{worker.concurrency}",
+            )
+            for worker in self.row.servers[:SERVERS]
+        ]
+
+    @property
+    def may_see(self) -> bool:
+        """May this reader see tasks?"""
+        return bool(self._tasks)
 
     @property
     def ready(self) -> SafeString | str:
@@ -279,7 +310,9 @@ class Shown:
     def _link(self, state: str, shown: str) -> SafeString | str:
         if not self._tasks:
             return shown
-        return format_html('<a href="{}?{}">{}</a>', self._tasks, urlencode({"state": state, "queue": self.row.queue}), shown)
+        return format_html(
+            '<a href="{}?{}">{}</a>', self._tasks, urlencode({"state": state, "queue": self.row.queue}), shown
+        )
 
     @property
     def oldest(self) -> SafeString | str:
@@ -288,7 +321,9 @@ class Shown:
         if since is None:
             return "–"
         seconds = max((self.now - since).total_seconds(), 0)
-        return format_html('<time datetime="{}" title="{}">{}</time>', since.isoformat(), exact(since), span(round(seconds)))
+        return format_html(
+            '<time datetime="{}" title="{}">{}</time>', since.isoformat(), exact(since), span(round(seconds))
+        )
 
     @cached_property
     def recent(self) -> Past:
@@ -300,8 +335,7 @@ class Shown:
 
     @property
     def spark(self) -> SafeString:
-        label = _("Runs per minute in the last hour; failed ones below the line.")
-        return spark.chart(_bars(self.row.points, titled=False), label, width=SMALL[0], height=SMALL[1], kind="spark")
+        return pulse.small(self.row.points)
 
 
 class Past(NamedTuple):
@@ -336,47 +370,3 @@ def _rate(runs: int, seconds: float) -> str:
     minutes = max(seconds / 60, 1e-9)
     each = runs / minutes
     return f"{each:,.0f}" if each >= 10 or not runs else f"{each:.2g}"
-
-
-def _bars(points: Any, *, titled: bool) -> list[spark.Bar]:
-    return [
-        spark.Bar(point.tally.runs - point.tally.failed, point.tally.failed, _title(point) if titled else "")
-        for point in points
-    ]
-
-
-def _title(point: Point) -> str:
-    tally = point.tally
-    return _("%(time)s: %(runs)s runs, %(failed)s failed, latency p95 %(latency)s") % {
-        "time": exact(point.start)[11:16],
-        "runs": f"{tally.runs:,}",
-        "failed": f"{tally.failed:,}",
-        "latency": short_time(tally.latency(0.95)),
-    }
-
-
-def _charts(row: QueueRow) -> Iterator[dict[str, Any]]:
-    """The last hour: runs by the minute, and the latency that 95 of 100 did not exceed."""
-    if not row.points:
-        return
-    begins, ends = (exact(point.start)[11:16] for point in (row.points[0], row.points[-1]))
-    most = max(point.tally.runs for point in row.points)
-    worst = max(point.tally.failed for point in row.points)
-    label = _("Runs per minute; failed ones below the line")
-    bars = _bars(row.points, titled=True)
-    scale = _("at most %(most)s, failed at most %(worst)s") % {"most": f"{most:,}", "worst": f"{worst:,}"}
-    yield {"label": label, "svg": _large(bars, label), "scale": scale, "begins": begins, "ends": ends}
-    label = _("Latency, from due to started: p95 of each minute")
-    waits = [spark.Bar(point.tally.latency(0.95) or 0.0, 0, _title(point)) for point in row.points]
-    scale = _("at most %s") % short_time(max(wait.above for wait in waits))
-    yield {"label": label, "svg": _large(waits, label), "scale": scale, "begins": begins, "ends": ends}
-
-
-def _large(bars: list[spark.Bar], label: str) -> SafeString:
-    return spark.chart(bars, label, width=LARGE[0], height=LARGE[1], kind="large")
-
-
-def _entries(model: Any, key: str, read: Backlog) -> Iterator[tuple[SafeString | str, SafeString, str]]:
-    """What people did to it: when, who, what."""
-    for entry in audit.entries(model, key):
-        yield moment(entry.action_time, read.now), name(entry.user.get_username()), visible(entry.get_change_message())
