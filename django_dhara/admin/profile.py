@@ -9,6 +9,7 @@ from django.template.defaultfilters import filesizeformat
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from django_dhara.admin.text import age, moment, name, tag, visible
 from django_dhara.fleet import Status
@@ -98,10 +99,11 @@ def slots(worker: Any) -> SafeString | str:
 
 def settled(tally: Tally) -> SafeString | str:
     """Runs that ended, and how many of them failed."""
+    shown = ngettext("%s run", "%s runs", tally.runs) % f"{tally.runs:,}"
     if not tally.failed:
-        return f"{tally.runs:,}"
+        return shown
     failed = _("%s failed") % f"{tally.failed:,}"
-    return format_html('{} <span class="dhara-quiet">{}</span>', f"{tally.runs:,}", failed)
+    return format_html('{} <span class="dhara-quiet">{}</span>', shown, failed)
 
 
 def memory(worker: Any) -> str:

@@ -24,7 +24,7 @@ from django_dhara import operations, stats
 from django_dhara.admin import audit, backlog, databases, pulse
 from django_dhara.admin.backlog import RECENT, Backlog, QueueRow
 from django_dhara.admin.readonly import ReadOnlyAdmin
-from django_dhara.admin.text import exact, moment, name, span, tag, visible
+from django_dhara.admin.text import age, exact, name, span, tag, visible
 from django_dhara.models import Queue
 from django_dhara.stats import RANGES, Tally
 from django_dhara.words import short_time
@@ -62,6 +62,7 @@ class QueueAdmin(ReadOnlyAdmin):
         read = backlog.read(alias)
         context = {
             "title": _("Queues"),
+            "cl": {"opts": self.opts},
             "backlog": read,
             "rows": [self._shown(request, read, row) for row in read.rows],
             "paused": [self._shown(request, read, row) for row in read.paused],
@@ -89,6 +90,9 @@ class QueueAdmin(ReadOnlyAdmin):
         shown = self._shown(request, read, row)
         context = {
             "title": visible(row.queue),
+            "original": visible(row.queue),
+            "change": True,
+            "has_view_permission": True,
             "queue": shown,
             "charts": [chart for chart in (pulse.runs(row.points), pulse.latency(row.points)) if chart],
             "functions": self._functions(request, read.database, row),
@@ -235,10 +239,10 @@ class Shown:
         """Since when and by whom it is paused."""
         if not self.row.paused_at:
             return ""
-        since = moment(self.row.paused_at, self.now)
+        since = age(self.row.paused_at, self.now)
         if not self.row.paused_by:
-            return format_html(_("paused {}, not in the admin"), since)
-        return format_html(_("paused {} by {}"), since, name(self.row.paused_by))
+            return since
+        return format_html(_("{} by {}"), since, name(self.row.paused_by))
 
     @property
     def standing(self) -> Iterator[SafeString | str]:
@@ -246,7 +250,8 @@ class Shown:
         row = self.row
         if row.paused_at:
             yield format_html(
-                _("It was {}: workers claim nothing of it. What runs goes on, and so does enqueueing."), self.pause
+                _("It has been paused for {}: workers claim nothing of it. What runs goes on, and so does enqueueing."),
+                self.pause,
             )
         if row.servers:
             count = len(row.servers)
@@ -284,7 +289,11 @@ class Shown:
 
     @property
     def ready(self) -> SafeString | str:
-        return self._count(self.row.ready, "PENDING", is_capped=self._is_capped)
+        shown, suspects = self._count(self.row.ready, "PENDING", is_capped=self._is_capped), self.row.held.suspects
+        if not suspects:
+            return shown
+        title = _("were running when a worker died, and wait apart")
+        return format_html('{} <small title="{}">+{}</small>', shown, title, f"{suspects:,}")
 
     @property
     def scheduled(self) -> SafeString | str:
@@ -369,4 +378,4 @@ class Past(NamedTuple):
 def _rate(runs: int, seconds: float) -> str:
     minutes = max(seconds / 60, 1e-9)
     each = runs / minutes
-    return f"{each:,.0f}" if each >= 10 or not runs else f"{each:.2g}"
+    return f"{each:,.0f}" if each >= 10 or not runs else f"{each:.1f}" if each >= 1 else f"{each:.2f}"

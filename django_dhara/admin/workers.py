@@ -261,6 +261,9 @@ class WorkerAdmin(ReadOnlyAdmin):
         }
         return {
             "title": f"{visible(worker.host)}:{worker.pid}",
+            "original": f"{visible(worker.host)}:{worker.pid}",
+            "change": True,
+            "has_view_permission": True,
             "badge": badge(worker.status),
             "is_in_trouble": worker.status in (Status.LATE, Status.LOST),
             "standing": standing(worker),
