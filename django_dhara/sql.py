@@ -122,8 +122,9 @@ def time_limit(alias: str, seconds: float, **settings: str) -> Iterator[None]:
 
 
 #: The limit that is asked for, or the one that is set already; 0 is none.
-_SHORTEST = """CASE WHEN current_setting('statement_timeout') = '0' THEN %(statement_timeout)s ELSE (1000 * extract(
-    epoch FROM least(current_setting('statement_timeout')::interval, %(statement_timeout)s::interval)))::int::text END"""
+_SHORTEST = """CASE WHEN current_setting('statement_timeout') = '0' THEN %(statement_timeout)s
+    ELSE (1000 * extract(epoch FROM least(
+        current_setting('statement_timeout')::interval, %(statement_timeout)s::interval)))::int::text END"""
 
 
 def _set(alias: str, settings: Mapping[str, str], timeout: str) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 tasks.py        list and page of tasks, their actions and buttons
 workers.py      list and page of workers
+overview.py     what needs a person, and numbers; graphs.py has its charts, breakdown.py its tables
+charts.py       SVG; links.py has addresses
 operations.py   what an action does, its log entries and its summary
 lists.py        counting, filtering and searching at a bounded cost
 scene.py        what one task's page reads; story.py says it in words, page.py lays it out
