@@ -1,9 +1,11 @@
 """The admin: what is in the queue, why it waits, and cancel, retry and run now. It imports no function's code.
 
 tasks.py        list and page of tasks, their actions and buttons
+overview.py     what needs a person, and numbers; graphs.py has charts, breakdown.py its tables
+charts.py       SVG; links.py has addresses
 queues.py       list and page of queues, pause and resume; backlog.py is what they read
 workers.py      list and page of workers, drain and stacks; crew.py is what they read, profile.py its words
-pulse.py        the last hour of a queue or a worker as charts, drawn by spark.py
+pulse.py        the last hour of a queue or a worker
 audit.py        who did what to queues and workers
 operations.py   what an action does, its log entries and its summary
 lists.py        counting, filtering and searching at a bounded cost

@@ -10,14 +10,12 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django.http import HttpRequest
 from django.utils.module_loading import import_string
 
-from django_dhara import conf, sql
+from django_dhara import conf
 from django_dhara.backend import DharaBackend
+from django_dhara.sql import TooSlow, time_limit
 
 #: The parameter that chooses between several databases.
 PARAMETER = "database"
-
-
-TooSlow, time_limit = sql.TooSlow, sql.time_limit
 
 
 def aliases() -> list[str]:
@@ -41,3 +39,6 @@ def chosen(request: HttpRequest) -> str:
     known = aliases()
     asked = request.GET.get(PARAMETER, "")
     return asked if asked in known else known[0]
+
+
+__all__ = ["PARAMETER", "TooSlow", "aliases", "chosen", "time_limit"]

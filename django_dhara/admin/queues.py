@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
+from urllib.parse import quote as percent
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
+from django.forms.widgets import Script
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
@@ -23,11 +25,12 @@ from django.utils.translation import ngettext
 from django_dhara import operations, stats
 from django_dhara.admin import audit, backlog, databases, pulse
 from django_dhara.admin.backlog import RECENT, Backlog, QueueRow
+from django_dhara.admin.charts import HATCH
 from django_dhara.admin.readonly import ReadOnlyAdmin
 from django_dhara.admin.text import age, exact, name, span, tag, visible
 from django_dhara.models import Queue
 from django_dhara.stats import RANGES, Tally
-from django_dhara.words import short_time
+from django_dhara.words import rate, short_time
 
 #: Functions and workers named on the page of a queue.
 FUNCTIONS, SERVERS = 50, 50
@@ -40,7 +43,8 @@ class QueueAdmin(ReadOnlyAdmin):
     list_filter = ()
 
     class Media:
-        css = {"all": ("dhara/admin.css", "dhara/fleet.css")}  # noqa: RUF012 - Django's own form
+        css: ClassVar = {"all": ("dhara/overview.css", "dhara/fleet.css")}
+        js = (Script("dhara/overview.js", defer=True),)
 
     def get_urls(self) -> list[Any]:
         view = self.admin_site.admin_view(self.button_view)
@@ -94,7 +98,8 @@ class QueueAdmin(ReadOnlyAdmin):
             "change": True,
             "has_view_permission": True,
             "queue": shown,
-            "charts": [chart for chart in (pulse.runs(row.points), pulse.latency(row.points)) if chart],
+            "charts": pulse.charts(row.points, read.now),
+            "hatch": HATCH,
             "functions": self._functions(request, read.database, row),
             "entries": [*pulse.entries(Queue, row.key, read.now)],
             **(extra_context or {}),
@@ -212,6 +217,11 @@ class Shown:
         self._site, self._tasks = site, tasks
 
     @property
+    def id(self) -> str:
+        """Of its line: the line of another queue never takes its place under somebody's hand."""
+        return f"dhara-{percent(self.row.key)}"
+
+    @property
     def name(self) -> SafeString:
         return name(self.row.queue)
 
@@ -232,7 +242,7 @@ class Shown:
     @property
     def trouble(self) -> str:
         """The class of its line in the list."""
-        return "dhara-trouble" if self.row.is_unserved or self.row.is_behind(self.now) else ""
+        return "dhara-troubled" if self.row.is_unserved or self.row.is_behind(self.now) else ""
 
     @property
     def pause(self) -> SafeString | str:
@@ -356,7 +366,7 @@ class Past(NamedTuple):
     @property
     def rate(self) -> str:
         """Runs in a minute."""
-        return _rate(self.tally.runs, self.seconds)
+        return rate(self.tally.runs / max(self.seconds, 1) * 60)
 
     @property
     def latency(self) -> str:
@@ -373,9 +383,3 @@ class Past(NamedTuple):
     @property
     def failed(self) -> int:
         return self.tally.failed
-
-
-def _rate(runs: int, seconds: float) -> str:
-    minutes = max(seconds / 60, 1e-9)
-    each = runs / minutes
-    return f"{each:,.0f}" if each >= 10 or not runs else f"{each:.1f}" if each >= 1 else f"{each:.2f}"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.core.exceptions import PermissionDenied
 from django.db.models import F, QuerySet
+from django.forms.widgets import Script
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
+from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -20,6 +22,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_dhara import fleet
 from django_dhara.admin import audit, crew, databases, pulse
+from django_dhara.admin.charts import HATCH
 from django_dhara.admin.crew import NAMED, NAMED_ON_PAGE
 from django_dhara.admin.lists import MOST, BoundedChangeList, DatabaseFilter, Filter
 from django_dhara.admin.profile import badge, facts, memory, queues, settled, slots, standing
@@ -35,7 +38,7 @@ class StatusFilter(Filter):
 
     title = gettext_lazy("status")
     parameter_name = "status"
-    _CHOICES = {"lost": [Status.LOST], "stopped": [Status.STOPPED], "all": Status.values}  # noqa: RUF012
+    _CHOICES: ClassVar = {"lost": [Status.LOST], "stopped": [Status.STOPPED], "all": Status.values}
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
         return [("lost", _("Lost")), ("stopped", _("Stopped")), ("all", _("All"))]
@@ -88,7 +91,8 @@ class WorkerAdmin(ReadOnlyAdmin):
     change_form_template = "admin/dhara/worker/page.html"
 
     class Media:
-        css = {"all": ("dhara/admin.css", "dhara/fleet.css")}  # noqa: RUF012 - Django's own form
+        css: ClassVar = {"all": ("dhara/overview.css", "dhara/fleet.css")}
+        js = (Script("dhara/overview.js", defer=True),)
 
     # The list
 
@@ -187,7 +191,7 @@ class WorkerAdmin(ReadOnlyAdmin):
         """Django's, which answers a forbidden action with "No action selected"; here it is forbidden."""
         if request.method == "POST" and not self.has_drain_permission(request):
             raise PermissionDenied
-        return super().changelist_view(request, extra_context)
+        return super().changelist_view(request, {"now": timezone.now(), **(extra_context or {})})
 
     def _confirmation(self, request: HttpRequest, workers: list[Any]) -> HttpResponse:
         count = len(workers)
@@ -275,7 +279,10 @@ class WorkerAdmin(ReadOnlyAdmin):
             "facts": [*facts(worker)],
             "runs": self._items(worker),
             "all_runs": self._all_of(worker) if worker.running[NAMED_ON_PAGE - 1 :] else "",
-            "chart": pulse.runs(crew.hour(alias, worker.pk)),
+            # Of one worker only counts are kept.
+            "charts": pulse.charts(crew.hour(alias, worker.pk), worker.now)[:1],
+            "hatch": HATCH,
+            "now": worker.now,
             "asked": [*_asked(asked, worker, is_present=is_present)],
             "stacks": crew.stacks(alias, answered[0]) if answered else [],
             "stacks_at": moment(answered[0].answered_at, worker.now) if answered else "",

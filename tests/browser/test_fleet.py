@@ -107,6 +107,47 @@ def test_the_keyboard_alone_drains_selected_workers(browse, fleet, picture, acce
     assert Command.objects.filter(verb="DRAIN").count() == LogEntry.objects.count() == 4
 
 
+def often(page, address, milliseconds=200):
+    """Opens a page that then refreshes itself more often than people need it to."""
+    page.add_init_script(f"const set = window.setInterval; window.setInterval = (f) => set(f, {milliseconds});")
+    page.goto(address)
+
+
+def test_the_list_of_queues_refreshes_itself(browse, fleet):
+    with browse() as page:
+        often(page, QUEUES)
+        page.evaluate("window.untouched = true")
+        a_task(queue="brand new")
+        page.wait_for_selector("th a >> text=brand new")
+        operations.pause("images")
+        page.wait_for_selector("text=Queue images has been paused for")
+        assert page.evaluate("window.untouched"), "it loaded the whole page anew"
+
+
+def test_no_line_comes_under_a_hand_that_is_about_to_press(browse, fleet):
+    with browse() as page:
+        often(page, QUEUES)
+        page.get_by_role("button", name="Pause images").focus()
+        a_task(queue="a new one, before all others")
+        page.wait_for_selector("th a >> text=a new one")
+        page.keyboard.press("Enter")
+        page.wait_for_timeout(500)
+    assert not Queue.objects.filter(paused_at__isnull=False).exclude(name__in=["reports", "images"]).exists()
+
+
+def test_the_list_of_workers_stands_still_while_some_are_selected(browse, fleet):
+    with browse() as page:
+        often(page, WORKERS)
+        Worker.objects.filter(pid=21).update(stopped_at=ago(0))
+        page.wait_for_selector("text=box5:21", state="detached")
+        page.check("#result_list tr:has-text('box8:4002') input")
+        Worker.objects.filter(pid=4003).update(stopped_at=ago(0))
+        page.wait_for_timeout(1000)
+        assert page.locator("text=box9:4003").is_visible()
+        page.uncheck("#result_list tr:has-text('box8:4002') input")
+        page.wait_for_selector("text=box9:4003", state="detached")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_every_page_of_the_fleet_fits_its_window(browse, fleet, picture, accessible, size, scheme):
