@@ -131,6 +131,16 @@ SELECT backend, queue, count(*) FILTER (WHERE NOT is_suspect), count(*) FILTER (
      ORDER BY backend, priority DESC, run_at, id LIMIT {MOST_HELD})) AS task
 GROUP BY backend, queue
 """
+_SERVED = """/* dhara:served */
+SELECT backend, queue FROM dhara_minute WHERE minute > statement_timestamp() - interval '1 day'
+UNION
+SELECT backend, queue FROM dhara_quarter WHERE start > statement_timestamp() - interval '1 day'
+"""
+
+
+def lately_served(alias: str) -> set[tuple[str, str]]:
+    """Backends and queues of which something was run in the last day."""
+    return {(backend, queue) for backend, queue in sql.on(alias)(_SERVED, {})}
 
 
 def held(alias: str) -> dict[tuple[str, str], Held]:

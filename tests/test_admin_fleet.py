@@ -15,9 +15,11 @@ from django_dhara import operations, stats
 from django_dhara.admin import backlog, crew, spark
 from django_dhara.models import Command, Queue, Task
 from django_dhara.states import State
+from tests import test_plans
 from tests.minutes import a_crew, a_minute, an_afternoon
 from tests.rows import OTHER_WORKER, WORKER, a_task, ago, ahead
 from tests.test_admin import a_client, a_worker, messages, page_of, second_database, shown  # noqa: F401
+from tests.test_plans import without_statistics  # noqa: F401
 
 LIST, WORKERS = "/admin/dhara/queue/", "/admin/dhara/worker/"
 ALL = ("view_task", "view_queue", "pause_queue", "view_worker", "drain_worker", "view_stacks")
@@ -472,3 +474,45 @@ def test_a_small_chart_shows_what_is_small():
     assert drawn.count('height="5.0"') == 1
     assert "style" not in drawn
     assert spark.chart([], "nothing").count("<rect") == 0
+
+
+# Plans: what a page reads of a large table
+
+
+def statements_of(client, page):
+    """The statements of a page that read tasks."""
+    with CaptureQueriesContext(connection) as made:
+        assert client.get(page).status_code == 200
+    return [query["sql"] for query in made.captured_queries if "dhara_task" in query["sql"]]
+
+
+def plan_of(statement):
+    with connection.cursor() as cursor:
+        cursor.execute("SET jit = off")
+        cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {statement}".replace("%", "%%"), [])
+        [[[plan]]] = cursor.fetchall()
+    return test_plans.Plan(plan["Plan"])
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("is_analyzed", [False, True], ids=["before ANALYZE", "after ANALYZE"])
+def test_no_page_reads_more_of_a_large_table_than_it_shows(transactional_db, is_analyzed, without_statistics):
+    fill = test_plans.fill
+    fill(150_000, State.COMPLETED)
+    fill(2_000, State.DEAD)
+    fill(20_000, queue="'queue ' || n % 20", priority="n % 3")
+    fill(20_000, run_at="now() + interval '1 day' + make_interval(secs => n)")
+    fill(1_000, State.RUNNING)
+    Task.objects.pending().filter(queue="queue 1").update(lost=1)
+    if is_analyzed:
+        test_plans.run("VACUUM ANALYZE dhara_task")
+    client, worker = a_client(*ALL), a_worker()
+    for page in (LIST, queue_page("default"), queue_page("queue 2"), WORKERS, worker_page(worker)):
+        statements = statements_of(client, page)
+        assert statements
+        for statement in statements:
+            plan = plan_of(statement)
+            assert not plan.scans_whole, (page, statement)
+            assert plan.rows < 60_000, (page, plan.rows, statement)
+            assert plan.pages < 60_000, (page, plan.pages, statement)
+    client.user.delete()  # only our own tables are emptied

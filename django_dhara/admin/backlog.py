@@ -145,15 +145,13 @@ def read(database: str) -> Backlog:
     found = Backlog(database, now)
     given, decided = configured(database), _decided(database)
     waiting: dict[Name, Waiting] = _part(found, "waiting", partial(_waiting, database), {})
-    held: dict[Name, Held] = _part(found, "running", partial(_held, database), {})
-    names = {*waiting, *held, *decided, *_pairs(given)}
+    held: dict[Name, Held] = _part(found, "running", partial(_bounded, database, fleet.held), {})
+    served: set[Name] = _part(found, "day", partial(_bounded, database, fleet.lately_served), set())
+    names = {*waiting, *held, *decided, *served, *_pairs(given)}
     past: dict[str, Mapping[str, Sequence[Point]]] = {}
     for backend in {*given, *(backend for backend, _ in names)}:
         past[backend] = _part(found, "past", partial(stats.series, database, backend, RANGES["1h"], "queue"), {})
-        day: dict[str, Tally] = _part(
-            found, "day", partial(stats.totals, database, backend, RANGES["24h"], "queue"), {}
-        )
-        names |= {(backend, queue) for queue in (*past[backend], *day)}
+        names |= {(backend, queue) for queue in past[backend]}
     workers: list[WorkerSeen] = _part(found, "workers", partial(stats.workers, database, None), [])
     authors = audit.authors(Queue, [(key(*name), at) for name, at in decided.items() if at])
     for backend, queue in sorted(names)[:MOST]:
@@ -189,9 +187,9 @@ def _waiting(database: str) -> dict[Name, Waiting]:
     return {(one.backend, one.queue): one for one in stats.waiting(database, None)}
 
 
-def _held(database: str) -> dict[Name, Held]:
+def _bounded(database: str, read: Callable[[str], T]) -> T:
     with sql.time_limit(database, stats.LIMIT_SECONDS):
-        return fleet.held(database)
+        return read(database)
 
 
 def _decided(database: str) -> dict[Name, datetime | None]:
