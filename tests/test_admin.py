@@ -180,12 +180,12 @@ def queries():
 @pytest.mark.parametrize(
     "parameters", [{}, {"state": "DEAD"}, {"state": "PENDING"}, {"queue": "default"}, {"q": "tests"}, {"errors": "no"}]
 )
-def test_the_list_counts_no_whole_table_and_makes_at_most_ten_queries(client, parameters):
+def test_the_list_counts_no_whole_table_and_makes_at_most_a_dozen_queries(client, parameters):
     for state in State:
         a_task(state)
     with queries() as made:
         client.get(LIST, parameters)
-    assert len(made) <= 10, made
+    assert len(made) <= 12, made
     for query in made:
         assert not re.search(r'COUNT\(\*\) AS "__count" FROM "?dhara_task', query), query
         if "count(" in query.lower() and "dhara_task" in query:
@@ -672,7 +672,7 @@ def test_a_worker_that_runs_much_names_five_tasks_and_links_to_all(client):
     address = f"/admin/dhara/task/?state=RUNNING&worker={WORKER}"
     assert address in unescape(body)
     assert len(client.get(address).context["cl"].result_list) == 8
-    assert len(made) <= 10
+    assert len(made) <= 12
 
 
 # Databases
