@@ -52,8 +52,14 @@ NAME_BEGINS, NAME_ENDS = "\u2068", "\u2069"
 
 
 def isolated(name: object) -> str:
-    """A name within a sentence."""
-    return f"{NAME_BEGINS}{visible(name)}{NAME_ENDS}"
+    """A name within a sentence; a very long one is cut."""
+    return f"{NAME_BEGINS}{clipped(name)}{NAME_ENDS}"
+
+
+def clipped(name: object, length: int = 100) -> str:
+    """The beginning of a name, without what cannot be seen."""
+    text = visible(str(name)[: length + 1])
+    return text if len(text) <= length else f"{text[:length]}…"
 
 
 def plain(sentence: str) -> str:

@@ -683,7 +683,7 @@ def second_database(transactional_db, settings):
     """An alias `queue`: the same database, but its Dhara tables are others, in a schema of their own."""
     with connection.cursor() as cursor:
         cursor.execute("CREATE SCHEMA second")
-        for table in ("task", "attempt", "worker", "queue", "command"):
+        for table in ("task", "attempt", "worker", "queue", "command", "minute", "quarter"):
             cursor.execute(f"CREATE TABLE second.dhara_{table} (LIKE public.dhara_{table} INCLUDING ALL)")
     options = {**connection.settings_dict.get("OPTIONS", {}), "options": "-c search_path=second"}
     far = type(connections["default"])({**connection.settings_dict, "OPTIONS": options}, "queue")

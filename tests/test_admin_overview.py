@@ -2,6 +2,7 @@
 
 import re
 from html import unescape
+from itertools import pairwise
 
 import pytest
 from django.contrib.admin import AdminSite
@@ -41,9 +42,7 @@ def test_what_needs_a_person_stands_first_with_a_link_to_where_it_is_mended(clie
     response = client.get(OVERVIEW)
     seen = shown(response)
     assert seen.index("Needs a person") < seen.index("Throughput") < seen.index("By queue")
-    assert (
-        "! Harm Queue email falls behind: 60 ready, the oldest for 3 min; it grows. since 3 min Pending tasks" in seen
-    )
+    assert "! Harm Queue email falls behind: 60 ready, the oldest for 3 min; it grows. Pending tasks" in seen
     assert f"▲ Warning {CHARGE} fails" in seen
     body = response.content.decode()
     for address in (
@@ -134,11 +133,11 @@ def test_each_database_has_its_overview(second_database):
     a_minute(0, completed=5, function="only.here")
     client = a_client("view_task", "view_worker")
     assert "only.here" in shown(client.get(OVERVIEW))
-    there = client.get(OVERVIEW, {"database": "second", "range": "5m"})
+    there = client.get(OVERVIEW, {"database": second_database, "range": "5m"})
     assert "only.here" not in shown(there)
     body = there.content.decode()
-    assert 'href="?range=1h&amp;database=second"' in body
-    assert "state=RUNNING&amp;database=second" in body
+    assert 'href="?range=1h&amp;database=queue"' in body
+    assert "state=RUNNING&amp;database=queue" in body
 
 
 # A project's own admin site, and one that does not show workers.
@@ -189,12 +188,12 @@ def test_the_top_of_a_scale_is_a_round_number(highest, top):
         ([0.012, 0.5], ["10 ms", "100 ms", "1 s"]),
         ([3.0, None, 100.0], ["1 s", "10 s", "1 min", "10 min"]),
         ([10.0], ["10 s", "1 min"]),
-        ([1e9], ["1,000 h", "10,000 h"]),
+        ([1e9], ["100 h", "1,000 h"]),
     ],
 )
 def test_a_scale_of_times_holds_all_of_them(values, marks):
     scale = TimeScale(values)
-    assert [mark.text for mark in scale.marks()][: len(marks)] == marks or values == [1e9]
+    assert [mark.text for mark in scale.marks()][: len(marks)] == marks
     assert all(0 <= scale.place(value) <= HEIGHT for value in values if value is not None)
 
 
@@ -207,16 +206,14 @@ def test_names_of_lines_keep_apart_and_within_the_chart():
     for places in ([10, 10, 10], [149, 149, 149], [0, 0, 0], [75]):
         found = charts.apart(Mark(y, str(number)) for number, y in enumerate(places))
         heights = [mark.y for mark in found]
-        assert all(
-            later - earlier >= charts.LETTER - 0.01 for earlier, later in zip(heights, heights[1:], strict=False)
-        )
+        assert all(later - earlier >= charts.LETTER - 0.01 for earlier, later in pairwise(heights))
         assert heights[0] > 0
         assert heights[-1] <= HEIGHT
 
 
 def test_names_in_a_sentence_are_set_apart():
     assert overview.in_html(f"Queue {isolated('a<b')} & {isolated('c')}.") == (
-        'Queue <bdi class="dhara-name">a&lt;b</bdi> &amp; <bdi class="dhara-name">c</bdi>.'
+        'Queue <bdi class="dhara-name">a&lt;b<wbr></bdi> &amp; <bdi class="dhara-name">c<wbr></bdi>.'
     )
 
 

@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_dhara.admin.links import Links
 from django_dhara.admin.text import age, name, tag
 from django_dhara.stats import DEPTH_LIMIT, History, Overview, Tally, Waiting, WorkerSeen
-from django_dhara.words import capped, rate, short_time
+from django_dhara.words import capped, clipped, rate, short_time
 
 #: Rows of a table.
 ROWS = 30
@@ -67,7 +67,7 @@ def _by_queue(overview: Overview, past: History, links: Links) -> Table:
 def _queue_row(queue: str, tally: Tally, waiting: Sequence[Waiting], overview: Overview, links: Links) -> list[Cell]:
     ready = sum(each.ready for each in waiting)
     since = min((each.ready_since for each in waiting if each.ready_since), default=None)
-    shown = format_html('<a href="{}">{}</a>', links.tasks(queue=queue), name(queue))
+    shown = format_html('<a href="{}">{}</a>', links.tasks(queue=queue), name(clipped(queue)))
     if any(each.paused_at for each in waiting):
         shown = format_html("{} {}", shown, tag("pending", "❚❚", _("Paused")))
     count = capped(ready, DEPTH_LIMIT if any(each.is_capped for each in waiting) else ready + 1)
@@ -83,7 +83,10 @@ def _by_function(past: History, links: Links) -> Table:
     tallies = sorted(past.functions.items(), key=lambda pair: (-pair[1].runs, pair[0]))
     rows = [
         [
-            Cell(format_html('<a href="{}">{}</a>', links.tasks(function=function), name(function)), "dhara-first"),
+            Cell(
+                format_html('<a href="{}">{}</a>', links.tasks(function=function), name(clipped(function))),
+                "dhara-first",
+            ),
             *_figures(tally, past, links.tasks(function=function, errors="yes")),
         ]
         for function, tally in tallies
@@ -140,7 +143,7 @@ def _by_worker(overview: Overview, workers: Sequence[WorkerSeen], links: Links) 
         address = links.worker(worker.id)
         rows.append(
             [
-                Cell(format_html('<a href="{}">{}</a>', address, name(worker.name)), "dhara-first"),
+                Cell(format_html('<a href="{}">{}</a>', address, name(clipped(worker.name))), "dhara-first"),
                 Cell(tag(colour, sign, str(word))),
                 Cell(f"{worker.busy:,}/{worker.concurrency:,}", "dhara-figure"),
                 Cell(f"{tally.runs:,}", "dhara-figure"),

@@ -92,7 +92,8 @@ class _Told(NamedTuple):
             "warning": ("pending", "▲", _("Warning")),
             "notice": ("canceled", "i", _("Note")),
         }[item.level]
-        since = format_html(_("since {}"), age(item.since, now)) if item.since else ""
+        # How long a queue's oldest task waits is in the sentence.
+        since = format_html(_("since {}"), age(item.since, now)) if item.since and item.kind != "behind" else ""
         return cls(item.level, tag(colour, sign, word), in_html(item.sentence), since, *links.of(item))
 
 

@@ -172,3 +172,18 @@ def test_every_page_of_the_fleet_fits_its_window(browse, fleet, picture, accessi
             accessible(page)
             table = "document.querySelector('.results')"
             assert not page.evaluate(f"{table} && {table}.scrollWidth - {table}.clientWidth > 1"), name
+
+
+def test_the_docs_have_their_pictures_of_the_fleet(browse, fleet, picture):
+    """`SCREENSHOTS=docs/images python -m pytest tests/browser -m browser -k docs_have` makes those of docs/how-to."""
+    addresses = {
+        "queues": QUEUES,
+        "queue": f"{QUEUES}default_3Aemail/change/",
+        "workers": WORKERS,
+        "worker": f"{WORKERS}{BUSY}/change/",
+    }
+    with browse() as page:
+        for name, address in addresses.items():
+            Worker.objects.filter(pid__gt=4000).update(heartbeat_at=ago(4))
+            page.goto(address)
+            picture(page, name)
