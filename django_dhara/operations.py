@@ -122,10 +122,15 @@ def change(verb: Verb, ids: Sequence[UUID], *, database: str, wait: bool = False
     verbs = {"cancel": lifecycle.cancel_all, "revive": lifecycle.revive_all, "run_now": lifecycle.run_now_all}
     tally = verbs[verb](sql.on(database), ids, wait=wait)
     for alias, queue in tally.wake:
-        transaction.on_commit(partial(_wake, database, alias, queue), using=database, robust=True)
+        wake_at_commit(database, alias, queue)
     if canceled := tally.changed.get("canceled"):
         transaction.on_commit(partial(_tell_canceled, database, canceled), using=database, robust=True)
     return tally
+
+
+def wake_at_commit(database: str, alias: str, queue: str) -> None:
+    """Let the workers that serve a queue of the backend `alias` look at once, when this transaction has committed."""
+    transaction.on_commit(partial(_wake, database, alias, queue), using=database, robust=True)
 
 
 def _wake(database: str, alias: str, queue: str) -> None:
