@@ -10,6 +10,7 @@ arrows.py       where a task can go from here
 live.py         how far a running task is, and what it does right now
 traces.py       tracebacks with the project's own frames standing out
 trees.py        JSON that folds
+letters.py      the pages of dead letters; dead.py groups and counts them
 readonly.py     what all pages share
 databases.py    which databases hold queues
 text.py         times, states, JSON and foreign names as text

@@ -21,6 +21,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_dhara.admin import databases, lists, operations, page, scene
+from django_dhara.admin.letters import DeadLettersAdmin
 from django_dhara.admin.onetask import TaskPageAdmin
 from django_dhara.admin.operations import CANCEL, RETRY, RUN_NOW, VERBS, Verb
 from django_dhara.admin.text import age, badge, counted, moment, name, visible
@@ -29,7 +30,7 @@ from django_dhara.states import REVIVABLE, State
 
 
 @admin.register(Task)
-class TaskAdmin(TaskPageAdmin):
+class TaskAdmin(TaskPageAdmin, DeadLettersAdmin):
     list_display = ("state_", "function_", "queue_", "priority_", "attempts_", "run_at_", "age_")
     list_display_links = None
     list_filter = (
