@@ -16,7 +16,8 @@ from typing import Any
 from uuid import UUID
 
 from django.db import connections
-from django.db.models import F, Q
+from django.db.models import BooleanField, F, Q
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Left, Length, Now, Right
 
 from django_dhara.admin import databases, scene, traces
@@ -159,7 +160,9 @@ def _read(alias: str, function: str | None, order: str, *, of_each: bool) -> Let
 
 
 # The newest task of each group and its last attempt, by one probe of an index each, and how many died in each hour of
-# the last day. NULL needs a condition of its own.
+# the last day. NULL needs a condition of its own. A condition on `finished_at` alone would let the planner take the
+# index `dhara_task_finished`, and so read all dead tasks for each group.
+_SINCE = "now() - make_interval(hours => %(hours)s)"
 _SAMPLES = """/* dhara:dead_samples */
 SELECT wanted.nr, newest.id, last.message, last.traceback, coalesce(day.hours, '{{}}')
 FROM unnest(%(backend)s::text[], %(function)s::text[], %(class)s::text[], %(place)s::text[])
@@ -179,7 +182,7 @@ CROSS JOIN LATERAL (
           FROM dhara_task AS task
           WHERE state = 'DEAD' AND task.backend = wanted.backend AND task.function = wanted.function
                 AND task.error_class {class_} AND task.error_fingerprint {place_}
-                AND finished_at > now() - make_interval(hours => %(hours)s)
+                AND {since}
           GROUP BY 1) AS by_hour) AS day
 """
 
@@ -190,7 +193,11 @@ def _add_samples(alias: str, groups: Iterable[Group]) -> None:
 
     for (no_class, no_place), alike in groupby(sorted(groups, key=shape), key=shape):
         statement = _SAMPLES.format(
-            class_="IS NULL" if no_class else "= wanted.class", place_="IS NULL" if no_place else "= wanted.place"
+            class_="IS NULL" if no_class else "= wanted.class",
+            place_="IS NULL" if no_place else "= wanted.place",
+            since=f"finished_at > {_SINCE}"
+            if no_place
+            else f"(error_fingerprint, finished_at) > (wanted.place, {_SINCE})",
         )
         _add_samples_to(alias, statement, list(alike))
 
@@ -224,15 +231,22 @@ def count(tasks: TaskQuerySet) -> int:
     return tasks.order_by("-finished_at").values("finished_at")[: MOST + 1].count()
 
 
-def newest(tasks: TaskQuerySet, before: tuple[datetime, UUID] | None) -> list[Any]:
+_UNTIL = "(error_fingerprint, finished_at) <= (%s, %s)"
+
+
+def newest(tasks: TaskQuerySet, place: str | None, before: tuple[datetime, UUID] | None) -> list[Any]:
     """A page of them, newest first, and one more if there is another page.
 
     Args:
+        place: of the group.
         before: `finished_at` and id of the last one of the page before.
     """
     if before is not None:
         when, id_ = before
-        tasks = tasks.filter(Q(finished_at__lte=when), Q(finished_at__lt=when) | Q(id__lt=id_))
+        # As in `_SAMPLES`: said of two columns it is the index of dead letters that serves.
+        bound = RawSQL(_UNTIL, [place, when], output_field=BooleanField())  # noqa: S611 - parameters
+        tasks = tasks.filter(Q(finished_at__lte=when) if place is None else bound)
+        tasks = tasks.exclude(finished_at=when, id__gte=id_)
     ordered = tasks.order_by("-finished_at", "-id").annotate(now=Now())
     shown = ("id", "function", "queue", "failures", "lost", "max_attempts", "state", "enqueued_at", "finished_at")
     return list(ordered.only(*shown)[: TASKS + 1])

@@ -121,7 +121,7 @@ class DeadLettersAdmin(ReadOnlyAdmin):
         alias, key = databases.chosen(request), _key(request.GET)
         tasks = dead.members(alias, key)
         with databases.time_limit(alias, dead.PATIENCE):
-            found = dead.newest(tasks, _before(request.GET))
+            found = dead.newest(tasks, key[3], _before(request.GET))
             number = dead.count(tasks)
             sample = dead.sample(alias, tasks)
         shown = found[: dead.TASKS]
