@@ -220,9 +220,9 @@ def _as_number(value: object) -> float:
 
 def _copy_all(execute: Any, ids: Sequence[UUID], *, wait: bool) -> Tally:
     from django_dhara import lifecycle
-    from django_dhara.enqueue import uuid7
+    from django_dhara.enqueue import new_id
 
-    return lifecycle.copy_all(execute, {id_: UUID(str(uuid7())) for id_ in ids}, wait=wait)
+    return lifecycle.copy_all(execute, {id_: new_id() for id_ in ids}, wait=wait)
 
 
 def _tell_copied(database: str, ids: Sequence[UUID]) -> None:

@@ -112,8 +112,8 @@ BUGS = {
         *("due", "claim", "put off", "snapshot"),
         [("FOR NO KEY UPDATE", ""), ("AND task.state = 'PENDING'", "")],
     ),
-    "a task that was put off is put off again": (
-        *("due", "put off", "put off", "commit"),
+    "a task that waits for longer is put off": (
+        *("scheduled", "put off", "claim", "commit"),
         [("AND run_at < statement_timestamp() + make_interval(secs => %(seconds)s)", "")],
     ),
     "a revived task is deleted": ("dead", "revive", "delete", "snapshot", [("FOR UPDATE", "")]),

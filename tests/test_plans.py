@@ -138,6 +138,9 @@ def in_bulk(verb, state, execute):
     verb(execute, ids(state, 500))
 
 
+to_another_queue = partial(lifecycle.change_queue_all, queue="mail", without=["x"])
+
+
 def copy(execute):
     lifecycle.copy_all(execute, {id_: uuid4() for id_ in ids(State.DEAD, 500)})
 
@@ -166,10 +169,7 @@ STATEMENTS = {
     "revive": (500, partial(in_bulk, lifecycle.revive_all, State.DEAD)),
     "run now": (500, partial(in_bulk, lifecycle.run_now_all, State.PENDING)),
     "copy": (500, copy),
-    "change queue": (
-        500,
-        partial(in_bulk, partial(lifecycle.change_queue_all, queue="mail", without=["x"]), State.PENDING),
-    ),
+    "change queue": (500, partial(in_bulk, to_another_queue, State.PENDING)),
     "put off": (500, partial(in_bulk, partial(lifecycle.put_off_all, seconds=9.0), State.PENDING)),
     "delete": (500, partial(in_bulk, lifecycle.delete_all, State.DEAD)),
 }

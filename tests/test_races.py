@@ -383,7 +383,10 @@ def changes(commits, sessions):
     session.connection.execute("DROP TRIGGER test_log ON dhara_task; DROP FUNCTION test_log; DROP TABLE test_log")
 
 
-MOVES = (
+MANY = (
+    lifecycle.cancel_all,
+    lifecycle.revive_all,
+    lifecycle.run_now_all,
     partial(lifecycle.change_queue_all, queue="q1"),
     partial(lifecycle.change_priority_all, priority=2),
     partial(lifecycle.put_off_all, seconds=0.01),
@@ -432,9 +435,7 @@ class Player:
 
     def operate(self):
         some = self.dice.sample(self.ids, 5)
-        self.dice.choice((lifecycle.cancel_all, lifecycle.revive_all, lifecycle.run_now_all, *MOVES))(
-            self.execute, some
-        )
+        self.dice.choice(MANY)(self.execute, some)
         self.dice.choice((lifecycle.cancel, lifecycle.revive, lifecycle.run_now))(self.execute, some[0])
 
 

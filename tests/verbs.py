@@ -106,10 +106,9 @@ PURE = {
     "renew": lambda task, now, row: model.renew(task, now, row.lease, seconds=60.0),
     "report": lambda task, now, row: model.report(task, row.lease),
     "run now": lambda task, now, row: model.run_now(task, now),
-    **{
-        name: lambda task, now, row, verb=name.replace(" ", "_"), place=place: getattr(model, verb)(task, now, **place)
-        for name, place in PLACES.items()
-    },
+    "change queue": lambda task, now, row: model.change_queue(task, now, **PLACES["change queue"]),
+    "change priority": lambda task, now, row: model.change_priority(task, now, **PLACES["change priority"]),
+    "put off": lambda task, now, row: model.put_off(task, now, **PLACES["put off"]),
     "delete": lambda task, now, row: model.delete(task, now),
     "prune": lambda task, now, row: model.prune(task, now, _pruned(row)),
     "enqueue": lambda task, now, row: model.enqueue(task, now, key=row.idempotency_key),
