@@ -256,19 +256,6 @@ def test_pages_go_on_from_a_cursor_and_back(client, small_pages, asked):
     assert functions(back) == pages[1]
     assert functions(client.get(LIST + back.context["cl"].newer)) == pages[0]
     assert searched(links(back)["Newest"]) == asked
-    assert "OFFSET" not in "".join(
-        _texts(client, f"{LIST}?q={asked}&cursor={parse_qs(back.context['cl'].older[1:])['cursor'][0]}")
-    )
-
-
-def _texts(client, address):
-    with queries() as made:
-        client.get(address)
-    return [
-        text
-        for text in made
-        if "OFFSET" in text and not re.search(r"OFFSET \d+ LIMIT 1$|LIMIT 1 OFFSET \d+$", text.strip())
-    ]
 
 
 @pytest.mark.fast
@@ -555,9 +542,8 @@ def test_a_step_and_a_stop_take_the_right_of_the_verb_a_post_and_a_token(client)
 @pytest.mark.fast
 def test_bulk_changes_are_listed_and_nobody_edits_them(client):
     put(State.DEAD)
-    change, url = begun(
-        client, "change_priority", "?q=state:pending", argument="9", reason="<script>alert(1)</script>\x1b"
-    )
+    reason = "<script>alert(1)</script>\x1b"
+    change, url = begun(client, "change_priority", "?q=state:pending", argument="9", reason=reason)
     response = client.get("/admin/dhara/bulkchange/")
     seen = shown(response)
     assert "Under way Change priority: 9 state:pending 0 have it now." in seen
@@ -571,7 +557,7 @@ def test_bulk_changes_are_listed_and_nobody_edits_them(client):
 
 def test_a_search_that_is_too_slow_for_a_step_says_so(client, monkeypatch):
     put(State.DEAD)
-    change, url = begun(client, "retry")
+    change, _ = begun(client, "retry")
 
     def slow(*arguments, **named):
         raise tasklist.databases.TooSlow

@@ -23,7 +23,7 @@ from django.utils.translation import gettext as _
 from django_dhara import operations, search
 from django_dhara.admin import bulkchanges, databases, sidebar
 from django_dhara.admin import operations as wishes
-from django_dhara.admin.operations import VERBS, Verb, Wish
+from django_dhara.admin.operations import VERBS, Outcome, Verb, Wish
 from django_dhara.admin.readonly import ReadOnlyAdmin
 from django_dhara.admin.text import badge, visible
 from django_dhara.models import Task
@@ -102,7 +102,7 @@ class TaskActionsAdmin(ReadOnlyAdmin):
         address = reverse("admin:dhara_bulkchange_change", args=[change.pk], current_app=self.admin_site.name)
         return HttpResponseRedirect(address)
 
-    def _perform(self, request: HttpRequest, wish: Wish, alias: str, ids: Sequence[UUID], missing: int = 0) -> Any:
+    def _perform(self, request: HttpRequest, wish: Wish, alias: str, ids: Sequence[UUID], missing: int = 0) -> Outcome:
         done = wishes.perform(wish, alias, ids, missing=missing)
         self.message_user(request, done.summary, messages.SUCCESS if done.complete else messages.WARNING)
         return done
@@ -125,13 +125,13 @@ class TaskActionsAdmin(ReadOnlyAdmin):
             context = {"title": wishes.question(asked, 1), "states": [(badge(task.state), task.function)], "back": page}
             return self._confirmation(request, asked, context, errors)
         done = self._perform(request, wish, task.database, [task.pk])
-        return HttpResponseRedirect(self._after(task.pk, done))
+        return HttpResponseRedirect(self._after(wish, task.pk, done))
 
-    def _after(self, id_: UUID, done: Any) -> str:
+    def _after(self, wish: Wish, id_: UUID, done: Outcome) -> str:
         """The page to go to: that of the copy, or the list where the task is gone."""
-        if Task.objects.using(databases.aliases()[0]).filter(pk=id_).exists() or len(databases.aliases()) > 1:
-            return self._page_of(done.copies.get(id_, id_))
-        return reverse("admin:dhara_task_changelist", current_app=self.admin_site.name)
+        if wish.verb is wishes.DELETE and done.complete:
+            return reverse("admin:dhara_task_changelist", current_app=self.admin_site.name)
+        return self._page_of(done.copies.get(id_, id_))
 
     def _page_of(self, id_: UUID) -> str:
         return reverse("admin:dhara_task_change", args=[id_], current_app=self.admin_site.name)

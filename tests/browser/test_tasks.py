@@ -20,9 +20,8 @@ LIST = "/admin/dhara/task/"
 def hostile(shop):
     """Names that somebody else chose, beside an ordinary afternoon."""
     nasty = "shop.<script>document.title = 'run'</script>.שלום_עולם\u202e.gpj"
-    task = a_task(
-        State.DEAD, function=nasty, queue="<b>q</b>", error_class="a" * 300, payload={"args": ["x" * 1_000_000]}
-    )
+    large = {"args": ["x" * 1_000_000], "kwargs": {}}
+    task = a_task(State.DEAD, function=nasty, queue="<b>q</b>", error_class="a" * 300, payload=large)
     an_attempt(task, message="e" * 10_000)
     return task
 
@@ -30,6 +29,13 @@ def hostile(shop):
 @pytest.fixture
 def dead(transactional_db):
     return [a_task(State.DEAD, function="shop.orders.tasks.send_receipt", queue="email") for _ in range(150)]
+
+
+@pytest.fixture
+def steps_of(monkeypatch):
+    """Lets each step change so many tasks."""
+    defaults = bulk.step.__kwdefaults__
+    return lambda batch: monkeypatch.setattr(bulk.step, "__kwdefaults__", {**defaults, "seconds": 0.0, "batch": batch})
 
 
 def test_an_operator_searches_and_takes_a_term_away(browse, shop, picture):
@@ -133,10 +139,8 @@ def test_each_action_asks_and_is_made(browse, shop, picture, accessible, verb):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_all_that_match_are_retried_while_the_page_is_open(
-    browse, dead, picture, accessible, monkeypatch, size, scheme
-):
-    monkeypatch.setattr(bulk.step, "__kwdefaults__", {**bulk.step.__kwdefaults__, "seconds": 0.0, "batch": 10})
+def test_all_that_match_are_retried_while_the_page_is_open(browse, dead, picture, accessible, steps_of, size, scheme):
+    steps_of(10)
     where = f"{'wide' if size is WIDE else 'narrow'}-{scheme}"
     with browse(size, scheme) as page:
         page.goto(LIST + "?q=state:dead")
@@ -162,8 +166,8 @@ def test_all_that_match_are_retried_while_the_page_is_open(
     assert LogEntry.objects.filter(change_message__startswith="Put back").count() == 150
 
 
-def test_a_bulk_change_is_stopped_by_its_button(browse, dead, monkeypatch):
-    monkeypatch.setattr(bulk.step, "__kwdefaults__", {**bulk.step.__kwdefaults__, "seconds": 0.0, "batch": 1})
+def test_a_bulk_change_is_stopped_by_its_button(browse, dead, steps_of):
+    steps_of(1)
     with browse() as page:
         page.goto(LIST + "?q=state:dead")
         page.check("input[name=select_across]")
@@ -178,7 +182,7 @@ def test_a_bulk_change_is_stopped_by_its_button(browse, dead, monkeypatch):
     assert Task.objects.filter(state=State.PENDING).count() == change.counts["revived"]
 
 
-def test_without_a_script_everything_works(browse, dead, monkeypatch):
+def test_without_a_script_everything_works(browse, dead):
     with browse() as page:
         page.route(re.compile(r"/dhara/.*\.js"), lambda route: route.abort("aborted"))
         page.context.on("requestfailed", lambda request: None)
