@@ -75,6 +75,10 @@ ORDER BY {order} DESC, backend, function, error_class, error_fingerprint LIMIT %
 ORDERS = {"last": "last", "count": "number", "first": "first"}
 
 
+#: Backend, function, class of the error and fingerprint of a group.
+Key = tuple[str, str, str | None, str | None]
+
+
 @dataclass(slots=True)
 class Group:
     """Dead tasks of one function with one error."""
@@ -95,7 +99,7 @@ class Group:
     frame: str = ""
 
     @property
-    def key(self) -> tuple[str, str, str | None, str | None]:
+    def key(self) -> Key:
         return self.backend, self.function, self.error_class, self.place
 
     @property
@@ -217,7 +221,7 @@ def _add_samples_to(alias: str, statement: str, groups: list[Group]) -> None:
 # One group
 
 
-def members(alias: str, key: tuple[str, str, str | None, str | None]) -> TaskQuerySet:
+def members(alias: str, key: Key) -> TaskQuerySet:
     """Its dead tasks."""
     backend, function, error_class, place = key
     tasks = Task.objects.using(alias).filter(state=State.DEAD, backend=backend, function=function)

@@ -11,7 +11,7 @@ from uuid import UUID
 import django
 from django.contrib import messages
 from django.core.exceptions import BadRequest, PermissionDenied
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils.dateparse import parse_datetime
@@ -19,10 +19,14 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_dhara.admin import databases, dead
+from django_dhara import search
+from django_dhara.admin import bulkchanges, databases, dead
+from django_dhara.admin.operations import DELETE, RETRY, Verb, Wish
 from django_dhara.admin.readonly import ReadOnlyAdmin
 from django_dhara.admin.text import first_line, moment, name, visible, visible_lines
 
+#: Characters of a reason.
+REASON = 300
 #: A bar of the small chart: its width, the gap behind it, and the height of the highest one.
 BAR, GAP, HEIGHT = 4, 1, 22
 
@@ -53,6 +57,7 @@ class DeadLettersAdmin(ReadOnlyAdmin):
         views: list[tuple[str, Any, str]] = [
             ("dead/", self.dead_view, "dead"),
             ("dead/group/", self.dead_group_view, "dead_group"),
+            ("dead/group/discard/", self.dead_discard_view, "dead_discard"),
         ]
         ours = [
             path(route, self.admin_site.admin_view(self._bounded(view)), name=f"dhara_task_{name}")
@@ -134,6 +139,7 @@ class DeadLettersAdmin(ReadOnlyAdmin):
             "tasks": [self._task(task) for task in shown],
             "sample": sample,
             "told": _told(sample),
+            **self._actions(request, key, alias),
             "all_dead": self._address("dead", _database(request)),
             "older": self._address("dead_group", {**parameters, **_after(shown[-1])})
             if len(found) > len(shown)
@@ -141,6 +147,39 @@ class DeadLettersAdmin(ReadOnlyAdmin):
             "newest": self._address("dead_group", parameters) if "before" in request.GET else "",
         }
         return self._render(request, "dead_group", context)
+
+    def _actions(self, request: HttpRequest, key: dead.Key, alias: str) -> dict[str, Any]:
+        """What this user can do to the whole group."""
+        asked = meant(key)
+        if asked is None:
+            return {}
+        in_list = {"q": str(asked), databases.PARAMETER: alias}
+        return {
+            "in_list": self._address("changelist", in_list),
+            "may_retry": _may(request, RETRY),
+            "may_discard": _may(request, DELETE),
+            "retry": RETRY,
+            "discard": self._address("dead_discard", {**_parameters(request.GET), **_database(request)}),
+            "reason_length": REASON,
+        }
+
+    def dead_discard_view(self, request: HttpRequest) -> HttpResponse:
+        """Delete a whole group, for a reason; a bulk change does it, and its entries in the log have the reason."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        if not (self.has_view_permission(request) and _may(request, DELETE)):
+            raise PermissionDenied
+        asked, reason = meant(_key(request.GET)), _text(request.POST, "reason").strip()[:REASON]
+        if asked is None:
+            raise BadRequest("No search means this group.")
+        if not reason:
+            self.message_user(request, _("Say why: nothing was discarded."), messages.WARNING)
+            parameters = {**_parameters(request.GET), **_database(request)}
+            return HttpResponseRedirect(self._address("dead_group", parameters))
+        wish = Wish(DELETE, int(request.user.pk or 0), reason=reason)
+        change = bulkchanges.begin(request, databases.chosen(request), wish, asked)
+        address = reverse("admin:dhara_bulkchange_change", args=[change.pk], current_app=self.admin_site.name)
+        return HttpResponseRedirect(address)
 
     def _task(self, task: Any) -> dict[str, Any]:
         return {
@@ -195,6 +234,25 @@ def _told(sample: dead.Sample | None) -> dict[str, str]:
     return {"message": message, "rest": visible_lines(text) if message != text.strip() else ""}
 
 
+def _may(request: HttpRequest, verb: Verb) -> bool:
+    return bool(request.user.has_perm(f"dhara.{verb.permission}"))
+
+
+def meant(key: dead.Key) -> search.Search | None:
+    """The search that finds the tasks of a group, or None: it is too long, or they have no place to search for."""
+    backend, function, error, place = key
+    if place is None:
+        return None
+    names = {"backend": backend, "function": function, "fingerprint": place}
+    terms = [search.Term(field, (search.Value(name, exact=True),)) for field, name in names.items()]
+    known = search.Value("none") if error is None else search.Value(error, exact=True)
+    asked = search.Search((search.Term("state", (search.Value("dead"),)), *terms, search.Term("error", (known,))))
+    try:
+        return search.parse(str(asked))
+    except search.SearchError:
+        return None
+
+
 # What stands in addresses
 
 
@@ -210,7 +268,7 @@ def _parameters(given: Mapping[str, str]) -> dict[str, str]:
     return {parameter: _text(given, parameter) for parameter in names if parameter in given}
 
 
-def _key(given: Mapping[str, str]) -> tuple[str, str, str | None, str | None]:
+def _key(given: Mapping[str, str]) -> dead.Key:
     known = _parameters(given)
     if "backend" not in known or "function" not in known:
         raise BadRequest("No group.")
