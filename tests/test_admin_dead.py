@@ -6,13 +6,15 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.db import connection
 from django.utils import timezone
 
+from django_dhara import search
 from django_dhara.admin import databases, dead, letters
-from django_dhara.models import Task
+from django_dhara.models import Attempt, BulkChange, Task
 from django_dhara.states import State
-from tests.rows import a_task, ago, an_attempt
+from tests.rows import a_task, ago, an_attempt, fresh
 from tests.test_admin import a_client, messages, page_of, queries, shown
 from tests.test_admin_onetask import TRACE
 
@@ -205,6 +207,104 @@ def test_a_page_that_takes_too_long_is_stopped_and_says_so(client, monkeypatch):
 
     monkeypatch.setattr(dead, "letters", slow)
     assert "was stopped" in messages(client.get(DEAD, follow=True))[0]
+
+
+# What is done to a whole group
+
+
+def all_dead(number, **columns):
+    return [a_dead(**columns) for _ in range(number)]
+
+
+def follow(client, response):
+    """From the bulk change that was begun to its end, as the script of its page does."""
+    [change] = BulkChange.objects.all()
+    assert response["Location"] == f"/admin/dhara/bulkchange/{change.pk}/change/"
+    while not BulkChange.objects.get().finished_at:
+        assert client.post(f"/admin/dhara/bulkchange/{change.pk}/step/").status_code == 302
+    return BulkChange.objects.get()
+
+
+def in_list(client, task):
+    return client.get(group_of(task)).context["in_list"]
+
+
+def test_a_group_is_retried_all_at_once_and_nothing_else_is(db):
+    client = a_client("view_task", "revive_task")
+    wanted = all_dead(7)
+    others = all_dead(2, error_fingerprint="f01") + all_dead(2, function="shop.orders.tasks.send_receipt")
+    others += all_dead(2, error_class="smtplib.RefusedTwice")
+    page = client.get(group_of(wanted[0]))
+    assert "Discard all" not in shown(page)
+    asked = client.post(in_list(client, wanted[0]), {"action": "retry", "select_across": "1"})
+    assert "Retry 7 tasks?" in shown(asked)
+    posted = {"action": "retry", "select_across": "1", "confirmed": "yes", "reason": "deployed 1.4.2"}
+    change = follow(client, client.post(in_list(client, wanted[0]), posted))
+    assert (change.counts, change.reason) == ({"revived": 7}, "deployed 1.4.2")
+    assert {fresh(task).state for task in wanted} == {State.PENDING}
+    assert {fresh(task).state for task in others} == {State.DEAD}
+
+
+def test_a_group_is_discarded_for_a_reason_that_the_log_keeps(db):
+    client = a_client("view_task", "delete_task")
+    wanted, other = all_dead(3), a_dead(error_fingerprint="f01")
+    an_attempt(wanted[0])
+    address = client.get(group_of(wanted[0])).context["discard"]
+    refused = client.post(address, {"reason": "  "}, follow=True)
+    assert messages(refused) == ["Say why: nothing was discarded."]
+    assert not BulkChange.objects.exists()
+    change = follow(client, client.post(address, {"reason": "the shop has closed"}))
+    assert change.counts == {"deleted": 3}
+    assert list(Task.objects.values_list("pk", flat=True)) == [other.pk]
+    assert not Attempt.objects.exists()
+    entries = LogEntry.objects.filter(content_type__model="task")
+    assert entries.count() == 3
+    assert all("the shop has closed" in entry.change_message for entry in entries)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"function": 'odd "name"\\ with: all, of*it'},
+        {"error_class": None},
+        {"error_class": "none"},
+        {"error_class": "any*thing"},
+        {"error_fingerprint": "-f"},
+    ],
+    ids=str,
+)
+def test_a_search_means_exactly_its_group(client, names):
+    task, _other = a_dead(**names), a_dead(function="another", error_class="anything")
+    asked = letters.meant((task.backend, task.function, task.error_class, task.error_fingerprint))
+    assert search.page("default", asked).ids == [task.pk]
+
+
+def test_a_group_that_no_search_means_has_no_buttons(db):
+    client, task = a_client(superuser=True), a_dead(error_fingerprint=None)
+    assert "in_list" not in client.get(group_of(task)).context
+    assert client.post(group_of(task).replace("group/?", "group/discard/?"), {"reason": "x"}).status_code == 400
+
+
+def test_who_may_not_sees_no_button_and_gets_403(client):
+    task = a_dead()
+    page = client.get(group_of(task))
+    for word in ("Retry all", "Discard all"):
+        assert word not in shown(page)
+    assert client.post(page.context["discard"], {"reason": "x"}).status_code == 403
+    assert client.post(page.context["in_list"], {"action": "retry", "select_across": "1"}).status_code == 403
+    assert client.get(page.context["discard"]).status_code == 405
+    assert not BulkChange.objects.exists()
+
+
+def test_two_who_retry_a_group_at_once_make_one_retry_of_each(db):
+    client, tasks = a_client(superuser=True), all_dead(4)
+    posted = {"action": "retry", "select_across": "1", "confirmed": "yes"}
+    addresses = [client.post(in_list(client, tasks[0]), posted)["Location"] for _ in range(2)]
+    for address in addresses * 2:
+        client.post(address.replace("/change/", "/step/"))
+    counted = [change.counts for change in BulkChange.objects.order_by("created_at")]
+    assert [counts.get("revived", 0) for counts in counted] == [4, 0]
+    assert LogEntry.objects.filter(content_type__model="task").count() == 4
 
 
 _MANY = """

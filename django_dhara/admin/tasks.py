@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
@@ -25,6 +25,10 @@ from django_dhara.states import REVIVABLE, State
 @admin.register(Task)
 class TaskAdmin(TaskPageAdmin, DeadLettersAdmin, TaskListAdmin):
     change_form_template = "admin/dhara/task/page.html"
+
+    class Media:
+        css: ClassVar = {"all": ("dhara/task.css",)}
+        js = ("dhara/task.js",)
 
     # The page of one task
 

@@ -18,6 +18,7 @@ from uuid import UUID
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from django_dhara import redaction
 from django_dhara.search.moments import moment
 from django_dhara.states import State
 
@@ -314,6 +315,8 @@ def _taken_apart(text: str) -> tuple[str, str, str]:
 
 def _field(name: str, given: str) -> Field:
     if name.startswith(PAYLOAD) and all(name.removeprefix(PAYLOAD).split(".")):
+        if redaction.is_redacting():
+            raise _Wrong(_("Nobody can search by arguments: this project redacts them, and an answer would tell."))
         return FIELDS[_ANY_PAYLOAD]
     if name in FIELDS and name != _ANY_PAYLOAD:
         return FIELDS[name]
