@@ -110,11 +110,13 @@ def time_limit(alias: str, seconds: float, **settings: str) -> Iterator[None]:
     Raises:
         TooSlow: one would have.
     """
+    is_within = connections[alias].in_atomic_block
     try:
         with transaction.atomic(using=alias):
             before = _set(alias, {"statement_timeout": f"{round(seconds * 1000)}ms", **settings}, _SHORTEST)
             yield
-            _set(alias, before, "%(statement_timeout)s")
+            if is_within:  # otherwise they end with the transaction
+                _set(alias, before, "%(statement_timeout)s")
     except OperationalError as error:
         if getattr(error.__cause__, "sqlstate", None) != "57014":
             raise

@@ -3,6 +3,8 @@
 tasks.py        tasks: the page of one; tasklist.py their list, sidebar.py its filters, actions.py what is done to them
 bulkchanges.py  changes of all that match a search
 workers.py      list and page of workers
+overview.py     what needs a person, and numbers; graphs.py has its charts, breakdown.py its tables
+charts.py       SVG; links.py has addresses
 operations.py   what an action does, its log entries and its summary
 lists.py        what all lists share
 scene.py        what one task's page reads; story.py says it in words, page.py lays it out
