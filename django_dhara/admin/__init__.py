@@ -4,7 +4,13 @@ tasks.py        tasks: the page of one; tasklist.py their list, sidebar.py its f
 bulkchanges.py  changes of all that match a search
 workers.py      list and page of workers
 overview.py     what needs a person, and numbers; graphs.py has its charts, breakdown.py its tables
+tasks.py        list and page of tasks, their actions and buttons
+overview.py     what needs a person, and numbers; graphs.py has charts, breakdown.py its tables
 charts.py       SVG; links.py has addresses
+queues.py       list and page of queues, pause and resume; backlog.py is what they read
+workers.py      list and page of workers, drain and stacks; crew.py is what they read, profile.py its words
+pulse.py        the last hour of a queue or a worker
+audit.py        who did what to queues and workers
 operations.py   what an action does, its log entries and its summary
 lists.py        what all lists share
 scene.py        what one task's page reads; story.py says it in words, page.py lays it out
@@ -24,3 +30,8 @@ from django_dhara.admin.tasks import TaskAdmin
 from django_dhara.admin.workers import WorkerAdmin
 
 __all__ = ["BulkChangeAdmin", "TaskAdmin", "WorkerAdmin"]
+from django_dhara.admin.queues import QueueAdmin
+from django_dhara.admin.tasks import TaskAdmin
+from django_dhara.admin.workers import WorkerAdmin
+
+__all__ = ["QueueAdmin", "TaskAdmin", "WorkerAdmin"]

@@ -1,9 +1,10 @@
-/* The overview refreshes itself: it fetches its own page and changes only what differs, so that nothing flickers and
-   focus, selection, scrolling, open parts and whatever the pointer rests on stay as they are. */
+/* A page with a part that has data-refresh (seconds) refreshes itself: it fetches its own address and changes only what
+   differs, so that nothing flickers and focus, selection, scrolling, open parts and whatever the pointer rests on stay
+   as they are. While rows of a list are selected nothing moves under them. */
 "use strict";
 
 (() => {
-    const root = document.getElementById("dhara-overview");
+    const root = document.querySelector("[data-refresh]");
     if (!root) {
         return;
     }
@@ -78,7 +79,7 @@
     }
 
     async function refresh() {
-        if (isFetching) {
+        if (isFetching || isSelecting()) {
             return;
         }
         isFetching = true;
@@ -88,7 +89,7 @@
             });
             if (response.ok) {
                 const page = new DOMParser().parseFromString(await response.text(), "text/html");
-                take(page.getElementById("dhara-overview"));
+                take(page.getElementById(root.id));
             } else {
                 trouble = words.failed.replace("%s", response.status);
             }
@@ -97,6 +98,11 @@
         }
         isFetching = false;
         say();
+    }
+
+    /* A row that came or went would put another one under a mark, or under an action that is being chosen. */
+    function isSelecting() {
+        return root.querySelector(".action-select:checked, select:focus") !== null;
     }
 
     function take(fresh) {
@@ -108,7 +114,9 @@
         trouble = "";
         loadedAt = Date.now();
         fresh.classList.add(...root.classList);
-        morph(root, fresh);
+        if (!isSelecting()) {
+            morph(root, fresh);
+        }
     }
 
     function stop() {
