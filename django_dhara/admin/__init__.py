@@ -2,9 +2,6 @@
 
 tasks.py        tasks: the page of one; tasklist.py their list, sidebar.py its filters, actions.py what is done to them
 bulkchanges.py  changes of all that match a search
-workers.py      list and page of workers
-overview.py     what needs a person, and numbers; graphs.py has its charts, breakdown.py its tables
-tasks.py        list and page of tasks, their actions and buttons
 overview.py     what needs a person, and numbers; graphs.py has charts, breakdown.py its tables
 charts.py       SVG; links.py has addresses
 queues.py       list and page of queues, pause and resume; backlog.py is what they read
@@ -26,12 +23,8 @@ text.py         times, states, JSON and foreign names as text
 """
 
 from django_dhara.admin.bulkchanges import BulkChangeAdmin
-from django_dhara.admin.tasks import TaskAdmin
-from django_dhara.admin.workers import WorkerAdmin
-
-__all__ = ["BulkChangeAdmin", "TaskAdmin", "WorkerAdmin"]
 from django_dhara.admin.queues import QueueAdmin
 from django_dhara.admin.tasks import TaskAdmin
 from django_dhara.admin.workers import WorkerAdmin
 
-__all__ = ["QueueAdmin", "TaskAdmin", "WorkerAdmin"]
+__all__ = ["BulkChangeAdmin", "QueueAdmin", "TaskAdmin", "WorkerAdmin"]
