@@ -29,6 +29,8 @@ FAULTS = {
     "F11": "connection slots used up",
     "F12": "small timeouts met",
     "F13": "snapshot held",
+    "F13p": "prepared transaction held",
+    "F13s": "replication slot unread, log of writes kept",
     "F14": "table locked",
     "F15": "listener deaf",
     "F16": "worker told to stop, exit 0",

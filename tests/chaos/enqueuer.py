@@ -108,7 +108,7 @@ class Operation:
 
     def _say_precommit(self):
         self._said_precommit = True
-        self._say("precommit")
+        self._ledger.write("precommit", op=self.op)
 
     def _failed(self, error):
         if not self._is_acked:

@@ -53,7 +53,7 @@ class Profile:
         env: of every process.
         isolation: default of the database.
         standby: the server has a synchronous one.
-        disk_megabytes: the server has a disk of its own.
+        disk: megabytes of a disk of the server's own, at first and for each minute of the run; empty: it has none.
         server: settings of PostgreSQL.
         requires: programs that must be installed.
         lease: in seconds.
@@ -76,7 +76,7 @@ class Profile:
     env: dict = field(default_factory=dict)
     isolation: str = ""
     standby: bool = False
-    disk_megabytes: int = 0
+    disk: tuple = ()
     server: dict = field(default_factory=dict)
     requires: tuple = ()
     lease: float = 2.0
@@ -191,15 +191,20 @@ PROFILES = {
         ),
         Profile(
             "E",
-            "pressure: hundreds of tasks a second; held snapshots, locks, slow writes, a deaf listener, a full disk",
-            Load({"bulk": 1}, SHORT, rate=6, bulk=40),
+            "pressure: hundreds of tasks a second; held snapshots and logs, locks, slow writes, a deaf listener, a full disk",
+            Load({"bulk": 1}, SHORT, rate=4, bulk=100),
             (
                 Lane({"slow writes": 2, "lock table": 2, "fill disk": 1}, 5.0),
-                Lane({"hold snapshot": 2, "deaf listener": 1}, 3.0),
+                Lane({"hold snapshot": 2, "prepared transaction": 1, "unused slot": 1, "deaf listener": 1}, 3.0),
             ),
-            floors={"F9": 0.5, "F13": 1, "F14": 0.5, "F20": 0.5},
-            disk_megabytes=1200,
-            server={"max_wal_size": "128MB", "min_wal_size": "32MB"},
+            floors={"F9": 0.5, "F13": 1, "F13p": 0.5, "F13s": 0.5, "F14": 0.5, "F15": 0.5, "F20": 0.5},
+            disk=(1200, 160),
+            server={
+                "max_wal_size": "128MB",
+                "min_wal_size": "32MB",
+                "max_prepared_transactions": "2",
+                "max_slot_wal_keep_size": "96MB",
+            },
             recovers=False,
         ),
         Profile(

@@ -29,14 +29,15 @@ class Stage:
     Args:
         plan: of the run.
         profile: of `profiles.py`.
+        minutes: of load, by which the disk is measured.
     """
 
-    def __init__(self, plan, profile):
+    def __init__(self, plan, profile, minutes):
         self.plan, self.profile = plan, profile
         self.folder = Path(plan.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.ledger = history.Ledger(self.folder, "stage")
-        self.server = ChaosServer(megabytes=profile.disk_megabytes, **profile.server)
+        self.server = ChaosServer(megabytes=_disk(profile, minutes), **profile.server)
         self.proxy = self.pooler = self.pair = None
         self.fleet = Fleet(self.ledger, self.folder, plan.env)
         self._ends = threading.Event()
@@ -161,6 +162,10 @@ class Stage:
             poison="killer" in self.profile.load.functions,
             throughput=15.0 if self.profile.recovers else None,
         )
+
+
+def _disk(profile, minutes):
+    return int(sum(each * times for each, times in zip(profile.disk, (1, minutes), strict=False)))
 
 
 _ROWS = """

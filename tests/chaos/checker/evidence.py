@@ -1,6 +1,6 @@
 """What the rules look at, and the questions that several of them ask."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -120,6 +120,11 @@ class Evidence:
         return sorted((event for name in names for event in self._by_name.get(name, ())), key=lambda e: e["t"])
 
     @cached_property
+    def modes(self):
+        """How the caller of each operation enqueued."""
+        return {event["op"]: event["mode"] for event in self.of("try")}
+
+    @cached_property
     def row(self):
         return {row.id: row for row in self.rows}
 
@@ -189,7 +194,19 @@ class Evidence:
 
     def was_quiet(self, since, until):
         """Did no fault of any kind touch that time?"""
-        return not any(begins <= until and ends >= since for begins, ends, _ in self._spans)
+        place = bisect_right(self._troubles, (until, float("inf")))
+        return place == 0 or self._troubles[place - 1][1] < since
+
+    @cached_property
+    def _troubles(self):
+        """From and to: times with any fault, each merged with those that it touches."""
+        merged = []
+        for begins, ends, _ in sorted(self._spans, key=lambda span: span[:2]):
+            if merged and begins <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(ends, merged[-1][1]))
+            else:
+                merged.append((begins, ends))
+        return merged
 
     def was_up(self, since, until):
         """Could the database be reached all the time?"""

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from itertools import islice
 from signal import SIGTERM
 
 from tests.chaos.checker.evidence import Violation
@@ -57,11 +58,11 @@ class Recovery:
     def _outages(self):
         """From the server's return to the first claim, where somebody was waiting for it."""
         for _, back in self._e.outages:
-            later = self._claims[bisect_right(self._claims, (back,)) :]
+            later = bisect_right(self._claims, (back,))
             if back < self._e.load[1] and any(
-                due < back and self._acked.get(id_, back) < back for _, due, id_ in later
+                due < back and self._acked.get(id_, back) < back for _, due, id_ in islice(self._claims, later, None)
             ):
-                yield later[0][0] - back, back
+                yield self._claims[later][0] - back, back
 
     def _throughput(self):
         """From the end of a fault of the database until a window begins in which 90 % as much is done as before it.
