@@ -191,7 +191,7 @@ PROFILES = {
         ),
         Profile(
             "E",
-            "pressure: hundreds of tasks a second; held snapshots and logs, locks, slow writes, a deaf listener, a full disk",
+            "pressure: hundreds of tasks a second; held snapshots and logs, locks, slow writes, deaf listeners, a full disk",
             Load({"bulk": 1}, SHORT, rate=4, bulk=100),
             (
                 Lane({"slow writes": 2, "lock table": 2, "fill disk": 1}, 5.0),

@@ -150,6 +150,7 @@ class Stage:
             ],
             effects=self.server.ask("SELECT task_id::text, lease FROM chaos_effect"),
             written={op for (op,) in self.server.ask("SELECT op FROM chaos_written")},
+            minutes=self.server.ask("SELECT function, completed FROM dhara_minute"),
             limits=limits,
         )
 

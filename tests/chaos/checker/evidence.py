@@ -96,7 +96,11 @@ class Limits:
 
 @dataclass
 class Evidence:
-    """One run. `events` are in the order of their time, `changes` in the order of the log."""
+    """One run. `events` are in the order of their time, `changes` in the order of the log.
+
+    Args:
+        minutes: (function, completed) of each row of the statistics; None: not looked at.
+    """
 
     events: list = field(default_factory=list)
     changes: list = field(default_factory=list)
@@ -105,6 +109,7 @@ class Evidence:
     effects: list = field(default_factory=list)
     written: set = field(default_factory=set)
     limits: Limits = Limits()
+    minutes: list | None = None
 
     @cached_property
     def _by_name(self):
@@ -162,6 +167,16 @@ class Evidence:
                 found[pid].append((event["t"], ends, event["kind"]))
         return found
 
+    def deaths_of(self, id_, lease):
+        """When the process of this run, or its worker, was killed."""
+        pid = self._process_of.get((id_, lease))
+        for each in {pid, self.parents.get(pid)} - {None}:
+            yield from (begins for begins, _, kind in self._harms.get(each, ()) if kind.startswith("kill"))
+
+    @cached_property
+    def _process_of(self):
+        return {(start["id"], start["lease"]): start["p"] for start in self.of("start")}
+
     def was_harmed(self, pid, since, until, kinds=()):
         """Was this process, or its worker, killed, frozen, starved or told to stop in that time?"""
         for each in {pid, self.parents.get(pid)}:
@@ -181,6 +196,11 @@ class Evidence:
     def disturbances(self):
         """From and to: every fault that is not one of a process."""
         return [(begins, ends) for begins, ends, event in self._spans if "pids" not in event]
+
+    @cached_property
+    def disturbed_since(self):
+        """When these began, by time."""
+        return sorted(begins for begins, _ in self.disturbances)
 
     @cached_property
     def _spans(self):

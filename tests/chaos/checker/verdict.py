@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tests.chaos.checker import enqueues, operators, order, recovery, runs
+from tests.chaos.checker import bounds, enqueues, operators, order, recovery, runs
 from tests.chaos.checker.evidence import Violation
 
 
@@ -39,7 +39,7 @@ def check(evidence, floors=None):
     Args:
         floors: the least number of hits of each fault.
     """
-    plain = (*enqueues.RULES, *runs.RULES, *operators.RULES, *order.RULES, *recovery.PLAIN_RULES)
+    plain = (*enqueues.RULES, *runs.RULES, *operators.RULES, *order.RULES, *recovery.PLAIN_RULES, *bounds.RULES)
     violations = [violation for rule in plain for violation in rule(evidence)]
     times = recovery.Recovery(evidence)
     violations += [violation for rule in recovery.RULES for violation in rule(evidence, times)]
@@ -102,6 +102,7 @@ def figures(e, times):
             "throughput": [round(seconds, 2) for seconds in back],
         },
         "sessions": max((sample["sessions"] for sample in e.of("sample")), default=None),
+        "megabytes an hour": {pid: round(growth["an_hour"], 2) for pid, growth in bounds.growths(e).items()},
     }
 
 
