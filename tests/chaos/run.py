@@ -16,6 +16,9 @@ from tests.chaos.plan import Plan
 from tests.chaos.profiles import Profile
 from tests.chaos.stage import Stage
 
+#: The part of a run with poison that is without it, to compare with.
+CALM = 0.4
+
 
 class NotInstalled(Exception):
     """A program that a profile needs is not on this machine."""
@@ -71,7 +74,8 @@ def run(profile, *, seed, minutes, plant="", keep=None):
     if base:
         base.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-{profile.name}-{seed}-", dir=base))
-    stage = Stage(Plan(profile.name, seed, str(folder), plant, profile.lease), profile, minutes)
+    calm = minutes * 60 * CALM if profile.is_poisoned else 0.0
+    stage = Stage(Plan(profile.name, seed, str(folder), plant, profile.lease, calm), profile, minutes)
     with stage.built():
         stage.play(minutes * 60)
         on = _described(stage.server.value("SHOW server_version"))

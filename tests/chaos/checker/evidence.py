@@ -19,6 +19,10 @@ class Violation(NamedTuple):
     shown: tuple = ()
 
 
+#: Functions with `atomic=True`.
+ATOMIC = (".effect", ".long_effect")
+
+
 class Row(NamedTuple):
     """A task at the end."""
 
@@ -35,6 +39,10 @@ class Row(NamedTuple):
     key: str | None = None
     is_due: bool = True
     priority: int = 0
+
+    @property
+    def is_atomic(self):
+        return self.function.endswith(ATOMIC)
 
 
 class Change(NamedTuple):
@@ -77,6 +85,8 @@ class Limits:
         order: a task that waits for so long is not overtaken by one behind it; None: more than one slot, not asked.
         poison: tasks that kill their workers are among the others, and nothing else does.
         throughput: within which it is back after a fault of the database; None: not asked.
+        handover: from the return of a task by a worker that stops until another one claims it.
+        calm_share: so many times longer than without poison its neighbours may wait, with poison, in 99 of 100 cases.
     """
 
     lease: float = 2.0
@@ -92,6 +102,8 @@ class Limits:
     poison: bool = False
     order: float | None = None
     throughput: float | None = 15.0
+    handover: float = 2.0
+    calm_share: float = 2.0
 
 
 @dataclass
@@ -169,13 +181,14 @@ class Evidence:
 
     def deaths_of(self, id_, lease):
         """When the process of this run, or its worker, was killed."""
-        pid = self._process_of.get((id_, lease))
+        pid = self.start_of.get((id_, lease), {}).get("p")
         for each in {pid, self.parents.get(pid)} - {None}:
             yield from (begins for begins, _, kind in self._harms.get(each, ()) if kind.startswith("kill"))
 
     @cached_property
-    def _process_of(self):
-        return {(start["id"], start["lease"]): start["p"] for start in self.of("start")}
+    def start_of(self):
+        """By the id of the task and the lease."""
+        return {(start["id"], start["lease"]): start for start in self.of("start")}
 
     def was_harmed(self, pid, since, until, kinds=()):
         """Was this process, or its worker, killed, frozen, starved or told to stop in that time?"""
@@ -193,9 +206,31 @@ class Evidence:
         ]
 
     @cached_property
+    def poisoned_since(self):
+        """When poison began to be enqueued; None: never, or always."""
+        return max((event["t"] for event in self.of("poison")), default=None)
+
+    @cached_property
+    def starvations(self):
+        """From and to: some worker was starved."""
+        return sorted((begins, ends) for begins, ends, event in self._spans if event["kind"] == "starve")
+
+    @cached_property
+    def crashes(self):
+        """From and to: the server was gone, and started anew."""
+        return [(begins, ends) for begins, ends, event in self._spans if event["kind"] == "crash"]
+
+    @cached_property
     def disturbances(self):
         """From and to: every fault that is not one of a process."""
         return [(begins, ends) for begins, ends, event in self._spans if "pids" not in event]
+
+    def was_stepped(self, since, until):
+        """Did the clock of the server step in that time?"""
+        return any(
+            event["kind"].startswith("clock") and begins <= until and ends >= since
+            for begins, ends, event in self._spans
+        )
 
     @cached_property
     def disturbed_since(self):
@@ -227,6 +262,10 @@ class Evidence:
             else:
                 merged.append((begins, ends))
         return merged
+
+    def was_disturbed(self, since, until):
+        """Did any fault touch that time that is not one of a process?"""
+        return any(begins <= until and ends >= since for begins, ends in self.disturbances)
 
     def was_up(self, since, until):
         """Could the database be reached all the time?"""

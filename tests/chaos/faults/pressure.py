@@ -1,7 +1,7 @@
 """What makes the server slow or full: a held snapshot, slow writes, checkpoints, a deaf listener, a full disk."""
 
 import os
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import psycopg
 
@@ -89,7 +89,7 @@ def slow_writes(arena, draw):
 @fault("deaf listener")
 def deaf_listener(arena, draw):
     """A session that listens and then stays in a transaction: the queue of notifications cannot be emptied."""
-    with arena.during("deaf listener"), arena.server.connect() as connection:
+    with arena.during("deaf listener"), closing(arena.server.connect()) as connection:
         connection.execute("LISTEN dhara_default")
         connection.execute("BEGIN")
         connection.execute("SELECT 1")
