@@ -744,6 +744,19 @@ def test_losses_count_against_both_budgets(run, columns, state):
     assert (after.state, after.worker_id) == (state, WORKER if state == State.DEAD else None)
 
 
+def test_what_is_spared_keeps_its_run_and_is_abandoned_no_more(run):
+    task, live = a_task(State.RUNNING, lease_until=ago(1)), a_task(State.RUNNING, lease_until=ahead(1))
+    assert lifecycle.spare(run, "default", "default", lease_seconds=60.0) == 1
+    assert [fresh(each).lease for each in (task, live)] == [task.lease, live.lease]
+    [[spared, other]] = run(
+        "SELECT (SELECT lease_until > now() + '50 s' FROM dhara_task WHERE id = %(spared)s), "
+        "(SELECT lease_until > now() + '50 s' FROM dhara_task WHERE id = %(live)s)",
+        {"spared": task.id, "live": live.id},
+    )
+    assert (spared, other) == (True, False)
+    assert rescue(run, task) == []
+
+
 def test_nothing_is_rescued_in_the_grace_after_a_start_of_the_server(run):
     task = a_task(State.RUNNING, lease_until=ago(3600))
     [[up]] = run("SELECT extract(epoch FROM statement_timestamp() - pg_postmaster_start_time())::float8", {})

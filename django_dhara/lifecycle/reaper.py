@@ -71,17 +71,40 @@ def rescue(
     ]
 
 
+#: What the trouble of the whole server cost living workers: they could renew as little as we could rescue.
+_SPARE = """/* dhara:spare */
+WITH held AS MATERIALIZED ({abandoned})
+UPDATE dhara_task AS task SET lease_until = statement_timestamp() + make_interval(secs => %(seconds)s)
+FROM held WHERE task.id = held.id AND task.state = 'RUNNING' AND task.lease_until < statement_timestamp()
+RETURNING task.id
+"""
+
+
+def spare(execute: Execute, alias: str, backend: str, *, lease_seconds: float, limit: int = 500) -> int:
+    """running -> running: leases that ran out hold for `lease_seconds` more, whoever has them. Returns how many did.
+
+    Args:
+        limit: at most so many; call again while it is reached.
+    """
+    parameters = {"backend": backend, "seconds": lease_seconds, "limit": limit}
+    return len(execute(_spare(alias), parameters))
+
+
+@cache
+def _spare(alias: str) -> str:
+    return _SPARE.format(abandoned=_abandoned(alias, Task.objects.abandoned()))
+
+
 @cache
 def _rescue(alias: str) -> str:
     up_long_enough = condition("statement_timestamp() - pg_postmaster_start_time() > make_interval(secs => %(grace)s)")
-    abandoned = (
-        Task.objects.abandoned()
-        .filter(up_long_enough, backend=text("%(backend)s"))
-        .order_by("id")
-        .values_list("id", "worker_id", "lease_until")
-        .select_for_update(skip_locked=True, no_key=True)
-    )
-    return _RESCUE.format(abandoned=compiled(abandoned, alias, limit="%(limit)s"))
+    return _RESCUE.format(abandoned=_abandoned(alias, Task.objects.abandoned().filter(up_long_enough)))
+
+
+def _abandoned(alias: str, tasks: TaskQuerySet) -> str:
+    """Those of one backend, with their rows locked, by the order of their ids; parameters `backend` and `limit`."""
+    held = tasks.filter(backend=text("%(backend)s")).order_by("id").values_list("id", "worker_id", "lease_until")
+    return compiled(held.select_for_update(skip_locked=True, no_key=True), alias, limit="%(limit)s")
 
 
 #: Attempts go with their task; there is no foreign key that could do it.
