@@ -114,7 +114,7 @@ FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 ROLES = ("worker", "enqueuer", "operator")
 
 _KILLS = {"kill worker": 4, "kill child": 2, "kill all": 1}
-_DATABASE = {"crash": 3, "crash long": 1, "crash backend": 1, "end sessions": 4, "end some sessions": 6}
+_DATABASE = {"crash": 3, "crash long": 2, "crash backend": 1, "end sessions": 4, "end some sessions": 6}
 
 PROFILES = {
     profile.name: profile
