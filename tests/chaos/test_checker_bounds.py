@@ -109,6 +109,13 @@ def test_a_run_whose_worker_was_killed_does_not_count_as_alive(story):
     assert story.verdict().figures["lived"]["n"] == 0
 
 
+def test_a_run_whose_worker_was_killed_before_it_could_settle_does_not_count_either(story):
+    story.enqueued().claimed().started().event("fault", kind="crash", down=True).ended()
+    story.t += 4
+    story.event("heal", kind="crash", down=True).fault("kill", WORKER).rescued().ran(pid=OTHER)
+    assert story.broken() == set()
+
+
 def test_i8_a_step_of_the_servers_clock_explains_a_repeat(story):
     story.enqueued().claimed().started().ended()
     story.event("fault", kind="clock forward").event("heal", kind="clock forward").rescued().ran(pid=OTHER)

@@ -27,8 +27,10 @@ def lived(e):
     for begins, back in e.crashes:
         for start in starts[bisect_right(times, begins - LONGEST) : bisect_right(times, begins)]:
             ends = ended.get((start["id"], start["lease"]), float("inf"))
-            if ends > begins and not e.was_harmed(start["p"], start["t"], min(ends, back + 3 * e.limits.lease)):
-                yield Lived(start, back - begins >= 2 * e.limits.lease, _rescue(e, start))
+            rescue = _rescue(e, start)
+            until = rescue.t if rescue else min(ends, back + 3 * e.limits.lease)  # who has ended has yet to settle
+            if ends > begins and not e.was_harmed(start["p"], start["t"], until):
+                yield Lived(start, back - begins >= 2 * e.limits.lease, rescue)
 
 
 #: No function of a run takes longer, in seconds.
