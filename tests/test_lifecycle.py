@@ -295,6 +295,14 @@ def test_only_a_lease_that_is_gone_is_refused(run):
     assert renewal == ({(mine.id, 4)}, {(taken.id, 4), (gone, 1)}, False)
 
 
+@pytest.mark.parametrize("ends", [State.PENDING, State.DEAD, State.CANCELED, State.COMPLETED])
+def test_who_has_completed_a_task_is_not_told_that_it_is_lost(run, ends):
+    """The answer to an atomic function's COMMIT may be on its way yet, on the function's own connection."""
+    task = a_task(ends, lease=4, worker_id=WORKER)
+    renewal = lifecycle.renew(run, WORKER, [(task.id, 4)], lease_seconds=30.0)
+    assert renewal == (set(), set() if ends is State.COMPLETED else {(task.id, 4)}, False)
+
+
 def test_an_old_lease_is_refused_though_the_new_one_of_the_same_task_is_renewed(run):
     task = a_task(State.RUNNING, lease=2)
     renewal = lifecycle.renew(run, WORKER, [(task.id, 1), (task.id, 2)], lease_seconds=30.0)
