@@ -45,6 +45,9 @@ class Reaper:
     the reaper gives them one lease to come back and renew before it takes anything. The same holds after a restart of
     the server, which the statement itself looks at.
 
+    A network that went silent may deliver a statement when it is over, and everybody else has yet to renew. So each
+    rescue says until when it is good for: no longer after the last contact than a gap may be.
+
     A full disk is an outage in which reads go on, and some of the writes. So for one lease after a shortage the reaper
     renews what it finds instead of taking it, whose-ever it is: as soon as it can write, the others have time to.
     """
@@ -57,6 +60,8 @@ class Reaper:
         #: From its birth on: a reaper that could not reach the database at once was cut off like everybody else.
         self._last_contact = monotonic()
         self._grace_ends = self._sweep_at = 0.0
+        #: By the database's clock, in seconds since 1970.
+        self._good_until = 0.0
         #: Until a whole pass that begins after it; 0: nothing is spared.
         self._spares_until = 0.0
         #: Leases are renewed when half of them is left, so who comes back after a third of one, and some seconds to
@@ -77,8 +82,8 @@ class Reaper:
 
     def _meet_database(self, execute: Execute) -> None:
         gap = monotonic() - self._last_contact
-        if gap > self._longest_gap or monotonic() < max(self._sweep_at, self._grace_ends):
-            execute("/* dhara:reaper */ SELECT 1", {})
+        [[now]] = execute("/* dhara:reaper */ SELECT extract(epoch FROM statement_timestamp())::float8", {})
+        self._good_until = now + self._longest_gap
         if gap > self._longest_gap:
             self._grace_ends = monotonic() + self._options.lease_seconds
         self._last_contact = monotonic()
@@ -101,6 +106,7 @@ class Reaper:
                 self._backend,
                 max_lost=self._options.max_lost,
                 grace_seconds=self._options.lease_seconds,
+                until=self._good_until,
             )
             self._last_contact = monotonic()
             if not rescued:

@@ -752,6 +752,14 @@ def test_losses_count_against_both_budgets(run, columns, state):
     assert (after.state, after.worker_id) == (state, WORKER if state == State.DEAD else None)
 
 
+def test_a_rescue_that_comes_too_late_takes_nothing(run):
+    a_task(State.RUNNING, lease_until=ago(3600))
+    [[now]] = run("SELECT extract(epoch FROM statement_timestamp())::float8", {})
+    budget = {"max_lost": 3, "grace_seconds": 0.0}
+    assert lifecycle.rescue(run, "default", "default", **budget, until=now) == []
+    assert len(lifecycle.rescue(run, "default", "default", **budget, until=now + 60)) == 1
+
+
 def test_what_is_spared_keeps_its_run_and_is_abandoned_no_more(run):
     task, live = a_task(State.RUNNING, lease_until=ago(1)), a_task(State.RUNNING, lease_until=ahead(1))
     assert lifecycle.spare(run, "default", "default", lease_seconds=60.0) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from math import inf
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -56,15 +57,23 @@ SELECT id, function, queue, state FROM rescued
 
 
 def rescue(
-    execute: Execute, alias: str, backend: str, *, max_lost: int, grace_seconds: float, limit: int = 500
+    execute: Execute,
+    alias: str,
+    backend: str,
+    *,
+    max_lost: int,
+    grace_seconds: float,
+    limit: int = 500,
+    until: float = inf,
 ) -> list[Rescued]:
     """running -> pending, dead or canceled: tasks whose lease ran out.
 
     Args:
         grace_seconds: nothing is rescued so soon after a start of the server.
         limit: at most so many; call again while it is reached.
+        until: in seconds since 1970; a statement that reaches the server later does nothing.
     """
-    parameters = {"backend": backend, "max_lost": max_lost, "grace": grace_seconds, "limit": limit}
+    parameters = {"backend": backend, "max_lost": max_lost, "grace": grace_seconds, "limit": limit, "until": until}
     return [
         Rescued(id_, function, queue, State(state))
         for id_, function, queue, state in execute(_rescue(alias), parameters)
@@ -98,7 +107,8 @@ def _spare(alias: str) -> str:
 @cache
 def _rescue(alias: str) -> str:
     up_long_enough = condition("statement_timestamp() - pg_postmaster_start_time() > make_interval(secs => %(grace)s)")
-    return _RESCUE.format(abandoned=_abandoned(alias, Task.objects.abandoned().filter(up_long_enough)))
+    in_time = condition("statement_timestamp() < to_timestamp(%(until)s::float8)")
+    return _RESCUE.format(abandoned=_abandoned(alias, Task.objects.abandoned().filter(up_long_enough, in_time)))
 
 
 def _abandoned(alias: str, tasks: TaskQuerySet) -> str:

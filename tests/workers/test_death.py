@@ -254,6 +254,23 @@ def test_an_outage_of_twice_the_lease_repeats_none_of_three_hundred_runs(server_
     assert all(worker.lives for worker in workers)
 
 
+def test_a_rescue_that_a_silent_network_delivers_late_takes_nothing(crew, database, proxy):
+    reaper = crew.run("dhara_reaper", **proxy.env)  # it has nothing else to say
+    until(lambda: proxy.passed > 20)
+    database.rows(
+        "INSERT INTO dhara_task (id, backend, queue, function, payload, state, lease, worker_id, started_at, "
+        "attempted_at, lease_until) VALUES (gen_random_uuid(), 'default', 'default', 'tests.app.tasks.count', '{}', "
+        "'RUNNING', 1, gen_random_uuid(), now(), now(), now() + interval '1.3 s')"
+    )
+    proxy.freeze()
+    until(lambda: database.value("SELECT lease_until < now() FROM dhara_task"))
+    assert proxy.held
+    proxy.thaw()
+    for_as_long_as(1.0, lambda: database.states() == {"RUNNING"})
+    until(lambda: database.states() == {"PENDING"})  # nobody has renewed
+    assert reaper.stop() == 0
+
+
 @contextmanager
 def disk_full(database):
     """No row of a task can be changed, and the server says why; it reads as ever."""
