@@ -122,6 +122,16 @@ def test_i8_a_step_of_the_servers_clock_explains_a_repeat(story):
     assert story.broken() == set()
 
 
+@pytest.mark.parametrize(("seconds", "rules"), [(0.5, set()), (5, {"I13"})])
+def test_i13_a_claim_that_a_step_of_the_clock_overtakes_is_not_early(story, seconds, rules):
+    story.enqueued().event("fault", kind="clock back")
+    story.t += seconds - 1
+    story.claimed(run_at=3600.0)
+    story.t += 10
+    story.event("heal", kind="clock back").started().ended().settled()
+    assert story.broken() == rules
+
+
 # ------------------------------------------------------------------------------------------------------ I19: handover
 
 

@@ -9,6 +9,8 @@ from typing import NamedTuple
 FINAL = {"COMPLETED", "DEAD", "CANCELED"}
 #: By which the clocks of the log and of the history may differ after minutes, in seconds.
 SLACK = 0.1
+#: Within so many seconds of what is said of a step it may have happened.
+AT_A_STEP = 1.0
 
 
 class Violation(NamedTuple):
@@ -231,6 +233,13 @@ class Evidence:
             event["kind"].startswith("clock") and begins <= until and ends >= since
             for begins, ends, event in self._spans
         )
+
+    def is_at_a_step(self, t):
+        """Was the clock of the server stepping just then?"""
+        edges = [
+            edge for begins, ends, event in self._spans if event["kind"].startswith("clock") for edge in (begins, ends)
+        ]
+        return any(abs(t - edge) < AT_A_STEP for edge in edges)
 
     @cached_property
     def disturbed_since(self):

@@ -114,7 +114,7 @@ class Recovery:
             for id_, lease, verb, said in event["runs"]:
                 if verb in ("interrupt", "hand back") and said == "PENDING":
                     claim = next((c for c in self._e.changes_of.get(id_, ()) if c.old_lease == lease < c.lease), None)
-                    yield (claim.t if claim else inf) - event["t"], id_
+                    yield max((claim.t if claim else inf) - event["t"], 0.0), id_
 
 
 def slow_handovers(e, recovery):
