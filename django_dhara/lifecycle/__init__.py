@@ -2,7 +2,7 @@
 
     claim.py     pending -> running
     runs.py      what a run writes: settle, renew, report
-    reaper.py    what nobody's run writes: rescue, prune
+    reaper.py    what nobody's run writes: rescue, spare, prune
     operator.py  what a person asks for: cancel, revive, run now
 
 The rules that make them safe against each other:
@@ -19,7 +19,7 @@ Each takes `execute`, which runs the statement: on the worker's own session, or 
 
 from django_dhara.lifecycle.claim import Claim, Haul, Order, View, Wanted, claim
 from django_dhara.lifecycle.operator import Answer, Tally, cancel, cancel_all, revive, revive_all, run_now, run_now_all
-from django_dhara.lifecycle.reaper import Rescued, count_expired, prune, rescue
+from django_dhara.lifecycle.reaper import Rescued, count_expired, prune, rescue, spare
 from django_dhara.lifecycle.runs import (
     Ending,
     Renewal,
@@ -60,4 +60,5 @@ __all__ = [
     "run_now_all",
     "settle",
     "settle_in_transaction",
+    "spare",
 ]
