@@ -218,6 +218,26 @@ class Evidence:
         return sorted((begins, ends) for begins, ends, event in self._spans if event["kind"] == "starve")
 
     @cached_property
+    def unattended(self):
+        """From and to: no worker lived that had begun to work."""
+        workers = {event["pid"] for event in self.of("started") if event["slot"].startswith("worker")}
+        ends = {event["pid"]: event["t"] for event in self.of("exit")}
+        begun = {}
+        for start in self.of("start"):
+            pid = start["p"] if start["p"] in workers else self.parents.get(start["p"])
+            begun.setdefault(pid, start["t"])
+        edges = [(t, 1) for pid, t in begun.items() if pid in workers]
+        edges += [(ends[pid], -1) for pid in begun if pid in workers and pid in ends]
+        living, spans = 0, []
+        for t, step in sorted(edges):
+            if living == 0 and step == 1 and spans:
+                spans[-1] = (spans[-1][0], t)
+            living += step
+            if living == 0:
+                spans.append((t, float("inf")))
+        return spans
+
+    @cached_property
     def crashes(self):
         """From and to: the server was gone, and started anew."""
         return [(begins, ends) for begins, ends, event in self._spans if event["kind"] == "crash"]
