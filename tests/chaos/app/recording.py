@@ -3,12 +3,14 @@
 import os
 from contextlib import contextmanager
 from functools import wraps
+from threading import Event
 from time import monotonic
 
 from django.utils import translation
 
 from django_dhara import lifecycle
 from django_dhara.signals import lease_lost
+from django_dhara.worker import child, children
 from django_dhara.worker.clerk import Clerk
 from tests.chaos.history import Ledger
 from tests.chaos.plan import Plan
@@ -34,6 +36,8 @@ def start():
     global ledger
     if "CHAOS" not in os.environ:
         return
+    if "FAKETIME" in os.environ:
+        children.sleep = child.sleep = lambda seconds: Event().wait(seconds)  # `time.sleep` fails under libfaketime
     ledger = Ledger(Plan.here().folder, os.environ.get("CHAOS_ROLE", "tool"))
     lifecycle.settle = _settling(lifecycle.settle)
     lifecycle.settle_in_transaction = _settling_in_transaction(lifecycle.settle_in_transaction)
