@@ -1,6 +1,7 @@
 """What a worker writes into the history: starts and ends of functions, answers to settles, lost leases."""
 
 import os
+import time
 from contextlib import contextmanager
 from functools import wraps
 from threading import Event
@@ -37,7 +38,8 @@ def start():
     if "CHAOS" not in os.environ:
         return
     if "FAKETIME" in os.environ:
-        children.sleep = child.sleep = lambda seconds: Event().wait(seconds)  # `time.sleep` fails under libfaketime
+        # That of the standard library fails under libfaketime.
+        time.sleep = children.sleep = child.sleep = lambda seconds: Event().wait(seconds)
     ledger = Ledger(Plan.here().folder, os.environ.get("CHAOS_ROLE", "tool"))
     lifecycle.settle = _settling(lifecycle.settle)
     lifecycle.settle_in_transaction = _settling_in_transaction(lifecycle.settle_in_transaction)

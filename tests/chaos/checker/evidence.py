@@ -219,15 +219,12 @@ class Evidence:
 
     @cached_property
     def unattended(self):
-        """From and to: no worker lived that had begun to work."""
-        workers = {event["pid"] for event in self.of("started") if event["slot"].startswith("worker")}
-        ends = {event["pid"]: event["t"] for event in self.of("exit")}
+        """From and to: no process lived that runs functions and had begun to."""
         begun = {}
         for start in self.of("start"):
-            pid = start["p"] if start["p"] in workers else self.parents.get(start["p"])
-            begun.setdefault(pid, start["t"])
-        edges = [(t, 1) for pid, t in begun.items() if pid in workers]
-        edges += [(ends[pid], -1) for pid in begun if pid in workers and pid in ends]
+            begun.setdefault(start["p"], start["t"])
+        edges = [(t, 1) for t in begun.values()]
+        edges += [(self._end_of(pid), -1) for pid in begun]
         living, spans = 0, []
         for t, step in sorted(edges):
             if living == 0 and step == 1 and spans:
@@ -236,6 +233,16 @@ class Evidence:
             if living == 0:
                 spans.append((t, float("inf")))
         return spans
+
+    def _end_of(self, pid):
+        """When it was killed, or was gone, or its worker."""
+        kills = [begins for begins, _, kind in self._harms.get(pid, ()) if kind.startswith("kill")]
+        exits = [self._exits[each] for each in (pid, self.parents.get(pid)) if each in self._exits]
+        return min([*kills, *exits], default=float("inf"))
+
+    @cached_property
+    def _exits(self):
+        return {event["pid"]: event["t"] for event in self.of("exit")}
 
     @cached_property
     def crashes(self):
