@@ -6,7 +6,7 @@ from tests.chaos.checker.evidence import Violation
 from tests.chaos.checker.recovery import percentile
 
 #: Below so many harmless tasks on either side their waits say nothing; what is within so many seconds is no difference.
-LEAST, NO_DIFFERENCE = 100, 0.25
+LEAST, NO_DIFFERENCE = 100, 0.5
 
 
 def neighbours(e):
@@ -40,7 +40,9 @@ def waits(e, *, poisoned):
 
 
 def _is_short_of_workers(e, since, until):
-    return _touches(e.starvations, since - e.limits.lease, until) or _touches(e.unattended, since - 1.0, until)
+    return _touches(e.starvations, since - e.limits.lease, until) or _touches(
+        e.unattended, since - e.limits.lease, until
+    )
 
 
 def _touches(spans, since, until):
