@@ -352,10 +352,10 @@ def test_in_an_outage_nothing_is_started_and_all_that_ends_is_kept(server_crew, 
 
 
 @pytest.mark.slow
-def test_who_died_in_an_outage_is_rescued_within_two_leases_of_its_end(server_crew, server):  # A19
+def test_who_died_in_an_outage_is_rescued_within_two_leases_of_its_end(server_crew, server, tmp_path):  # A19
     crew = server_crew
     victim = crew.start()
-    task = server.database.add("doze", "once", 1.0)
+    task = server.database.add("hold", "once", str(tmp_path / "go"))
     until(lambda: server.database.effects("once") == 1)
     crew.start()
     server.stop()
@@ -365,4 +365,5 @@ def test_who_died_in_an_outage_is_rescued_within_two_leases_of_its_end(server_cr
     up = time.monotonic()
     until(lambda: database.effects("once") == 2, 20)
     assert time.monotonic() - up < 2 * 2.0 + 3
+    (tmp_path / "go").touch()
     until(lambda: database.states(task) == ["COMPLETED"])
