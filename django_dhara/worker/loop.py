@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ from django_dhara.worker.ears import Ears
 from django_dhara.worker.hand import Hand
 from django_dhara.worker.lanes import Lanes
 from django_dhara.worker.orders import Orders
+from django_dhara.worker.portion import Portion
 from django_dhara.worker.reports import Reports
 from django_dhara.worker.session import Busy, Disconnected, Session
 from django_dhara.worker.settling import Settler
@@ -42,6 +43,8 @@ logger = logging.getLogger("django_dhara.worker")
 
 #: Pause after a statement that was refused for a passing reason, and after one that cannot work.
 BUSY_SECONDS, BROKEN_SECONDS = 0.1, 1.0
+#: Leases that one statement renews.
+MOST_RENEWED = 10_000
 #: Between two tries to connect; the pause is doubled each time, from a tenth of a second to the second number.
 CONNECT_SECONDS, RECONNECT_SECONDS = 0.05, 3.0
 #: After the drain: for the last words to the database.
@@ -94,6 +97,7 @@ class Worker:
         self._clerk: Clerk[Settled | Exception] = Clerk(clerks_session, self._alarm.ring, self.fail, self._voice)
         self._ears = Ears(options, backend.alias, str(self.id))
         self._reports = Reports(self._alarm.ring)
+        self._renewals = Portion(MOST_RENEWED)
         self._recorder = stats.Recorder(self.id)
         self._hand = Hand(self.id, backend, options, self._reports, ring=self._alarm.ring, fail=self.fail)
         self._orders = Orders(self._hand, self.stop, self._alarm.ring)
@@ -291,7 +295,7 @@ class Worker:
     # ------------------------------------------------------------------------------------------------- keeping leases
 
     def _renew(self) -> None:
-        """Renew the leases of runs that are older than a third of one, all by one statement, with the heartbeat."""
+        """Renew the leases of runs that are older than a third of one."""
         now = monotonic()
         if now < self._renew_at:
             return
@@ -301,7 +305,14 @@ class Worker:
             self._renew_now(due)
 
     def _renew_now(self, runs: Iterable[Run]) -> None:
-        runs = list(runs)
+        """All by one statement, with the heartbeat, if the server is fast enough; the first to run out come first."""
+        try:
+            self._renewals.each(sorted(runs, key=lambda run: run.lease_ends), self._renew_part)
+        except Busy:
+            self._renew_at = monotonic() + BUSY_SECONDS
+            raise
+
+    def _renew_part(self, runs: Sequence[Run]) -> None:
         asked = monotonic()
         leases = [run.key for run in runs]
         answer = lifecycle.renew(self._session.execute, self.id, leases, lease_seconds=self.options.lease_seconds)

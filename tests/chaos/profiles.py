@@ -122,14 +122,14 @@ PROFILES = {
         Profile(
             "A",
             "owners: long tasks, workers killed and frozen, the server crashing",
-            Load(PLAIN, LONG),
+            Load(PLAIN, LONG, rate=10),
             (Lane({**_KILLS, "freeze": 5}, 1.0), Lane(_DATABASE, 4.0)),
             floors={"F1": 3, "F2": 1, "F4": 1, "F5": 2},
         ),
         Profile(
             "B",
             "cancels and revivals, workers killed and frozen, sessions ended",
-            Load(PLAIN, MIXED),
+            Load(PLAIN, MIXED, rate=15),
             (Lane({**_KILLS, "freeze": 5}, 1.5), Lane({"end sessions": 1, "end some sessions": 3}, 3.0)),
             floors={"F1": 2, "F2": 0.5, "F5": 2, "cancels": 60},
             actions=15.0,
@@ -200,7 +200,7 @@ PROFILES = {
         Profile(
             "E",
             "pressure: hundreds of tasks a second; held snapshots and logs, locks, slow writes, a full disk",
-            Load({"bulk": 1}, {"instant": 1}, rate=4, bulk=100),
+            Load({"bulk": 1}, {"instant": 1}, rate=5, bulk=100),
             (
                 Lane({"slow writes": 2, "lock table": 2, "fill disk": 1}, 5.0),
                 Lane({"hold snapshot": 2, "prepared transaction": 1, "unused slot": 1, "deaf listener": 1}, 3.0),

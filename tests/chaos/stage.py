@@ -8,15 +8,17 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from tests.chaos import faults, history, nemesis
-from tests.chaos.checker import Attempt, Change, Evidence, Row
+from tests.chaos.checker import Attempt, Evidence, Row
 from tests.chaos.checker.evidence import Limits
+from tests.chaos.clock import Clock
 from tests.chaos.fleet import Fleet
 from tests.chaos.monitor import Monitor
 from tests.chaos.pooler import Pooler
-from tests.chaos.server import DATABASE, ROLE, STEP, ChaosServer
+from tests.chaos.server import DATABASE, ROLE, ChaosServer
 from tests.chaos.standby import Pair
 from tests.workers.harness import Process, Proxy, until
 
+#: For what the load has left, beyond as long again as the load: faults can leave more than half of it.
 DRAIN_SECONDS = 120.0
 
 _LEFT = """
@@ -129,7 +131,7 @@ class Stage:
         nemesis.heal(arena)
         self.fleet.stop(lambda slot: not slot.is_worker, 30)
         self._phase("drain")
-        self._drain()
+        self._drain(seconds + DRAIN_SECONDS)
         self._phase("stop")
         self.fleet.stop(lambda slot: slot.is_worker, 20)
         monitor.end()
@@ -140,9 +142,9 @@ class Stage:
     def _is_running(self):
         return self.server.value("SELECT count(*) FROM dhara_task WHERE state = 'COMPLETED'") > 0
 
-    def _drain(self):
+    def _drain(self, seconds):
         """Until all is done, or far too long; what is left then the checker names."""
-        ends = monotonic() + DRAIN_SECONDS
+        ends = monotonic() + seconds
         while self.server.value(_LEFT) and monotonic() < ends:
             sleep(0.2)
 
@@ -150,10 +152,11 @@ class Stage:
 
     def evidence(self, limits):
         """All that the checker looks at."""
-        offset = self.server.clock_offset()
+        events = history.read(self.folder)
+        clock = Clock(events, self.server.clock_offset())
         return Evidence(
-            events=history.read(self.folder),
-            changes=[_change(row, offset) for row in self.server.ask(_CHANGES)],
+            events=events,
+            changes=[clock.change(row) for row in self.server.ask(_CHANGES)],
             rows=[Row(*row) for row in self.server.ask(_ROWS)],
             attempts=[
                 Attempt(*row) for row in self.server.ask("SELECT task_id::text, lease, ended FROM dhara_attempt")
@@ -189,10 +192,3 @@ SELECT n, extract(epoch FROM at)::float8, id::text, was, state, old_lease, lease
        extract(epoch FROM run_at)::float8, failures, lost, interrupted, snoozed, asked, newly_asked
 FROM chaos_log ORDER BY n
 """
-
-
-def _change(row, offset):
-    """On the history's clock, as the server's own clock was at that moment."""
-    change = Change(*row)
-    offset -= STEP * round((change.t + offset - monotonic()) / STEP)
-    return change._replace(t=change.t + offset, run_at=change.run_at + offset)

@@ -165,3 +165,12 @@ def test_i15_harmless_tasks_wait_longer_beside_poison(story, seconds, rules):
     story.event("poison")
     many("poisoned", seconds)
     assert story.broken() == rules
+
+
+def test_i15_a_wait_for_the_only_worker_to_start_is_not_the_queues(story):
+    story.event("started", slot="worker 0", pid=WORKER).event("poison").enqueued().ran()
+    story.fault("kill", WORKER).event("exit", slot="worker 0", pid=WORKER, code=-9)
+    story.event("started", slot="worker 0", pid=OTHER).enqueued(B)
+    story.t += 5
+    story.ran(B, OTHER)
+    assert story.verdict().figures["poisoned"]["n"] == 1

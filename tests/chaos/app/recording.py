@@ -1,14 +1,17 @@
 """What a worker writes into the history: starts and ends of functions, answers to settles, lost leases."""
 
 import os
+import time
 from contextlib import contextmanager
 from functools import wraps
+from threading import Event
 from time import monotonic
 
 from django.utils import translation
 
 from django_dhara import lifecycle
 from django_dhara.signals import lease_lost
+from django_dhara.worker import child, children
 from django_dhara.worker.clerk import Clerk
 from tests.chaos.history import Ledger
 from tests.chaos.plan import Plan
@@ -34,6 +37,9 @@ def start():
     global ledger
     if "CHAOS" not in os.environ:
         return
+    if "FAKETIME" in os.environ:
+        # That of the standard library fails under libfaketime.
+        time.sleep = children.sleep = child.sleep = lambda seconds: Event().wait(seconds)
     ledger = Ledger(Plan.here().folder, os.environ.get("CHAOS_ROLE", "tool"))
     lifecycle.settle = _settling(lifecycle.settle)
     lifecycle.settle_in_transaction = _settling_in_transaction(lifecycle.settle_in_transaction)

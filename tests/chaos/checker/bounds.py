@@ -8,6 +8,8 @@ from tests.chaos.checker.evidence import Violation
 #: Memory may grow by so many megabytes an hour over the last half of a run, if that half lasts for so many seconds.
 #: In a shorter run caches still fill: it may grow by so many megabytes in all.
 SLOPE, LONG, SHORT_GROWTH = 5.0, 900.0, 30.0
+#: Of less than so many seconds, in which a process may just have started, nothing is said.
+START = 45.0
 #: Workers write their statistics that often, in seconds, with some time to get to it.
 WRITTEN_EVERY = 10.0 + 2.0
 
@@ -36,7 +38,7 @@ def growths(e):
         if middle <= sample["t"] <= ends:
             for pid, megabytes in sample.get("megabytes", {}).items():
                 found[pid].append((sample["t"], megabytes))
-    whole = {pid: at for pid, at in found.items() if at[-1][0] - at[0][0] > 0.9 * (ends - middle) > 10}
+    whole = {pid: at for pid, at in found.items() if at[-1][0] - at[0][0] > 0.9 * (ends - middle) > START}
     return {pid: _growth(at) for pid, at in whole.items()}
 
 

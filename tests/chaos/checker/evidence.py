@@ -218,6 +218,33 @@ class Evidence:
         return sorted((begins, ends) for begins, ends, event in self._spans if event["kind"] == "starve")
 
     @cached_property
+    def unattended(self):
+        """From and to: no process lived that runs functions and had begun to."""
+        begun = {}
+        for start in self.of("start"):
+            begun.setdefault(start["p"], start["t"])
+        edges = [(t, 1) for t in begun.values()]
+        edges += [(self._end_of(pid), -1) for pid in begun]
+        living, spans = 0, []
+        for t, step in sorted(edges):
+            if living == 0 and step == 1 and spans:
+                spans[-1] = (spans[-1][0], t)
+            living += step
+            if living == 0:
+                spans.append((t, float("inf")))
+        return spans
+
+    def _end_of(self, pid):
+        """When it was killed, or was gone, or its worker."""
+        kills = [begins for begins, _, kind in self._harms.get(pid, ()) if kind.startswith("kill")]
+        exits = [self._exits[each] for each in (pid, self.parents.get(pid)) if each in self._exits]
+        return min([*kills, *exits], default=float("inf"))
+
+    @cached_property
+    def _exits(self):
+        return {event["pid"]: event["t"] for event in self.of("exit")}
+
+    @cached_property
     def crashes(self):
         """From and to: the server was gone, and started anew."""
         return [(begins, ends) for begins, ends, event in self._spans if event["kind"] == "crash"]

@@ -6,7 +6,7 @@ from tests.chaos.checker.evidence import Violation
 from tests.chaos.checker.recovery import percentile
 
 #: Below so many harmless tasks on either side their waits say nothing; what is within so many seconds is no difference.
-LEAST, NO_DIFFERENCE = 100, 0.25
+LEAST, NO_DIFFERENCE = 100, 0.5
 
 
 def neighbours(e):
@@ -22,7 +22,8 @@ def neighbours(e):
 def waits(e, *, poisoned):
     """From the acknowledgement to the start of harmless tasks, before there was poison or since, in seconds.
 
-    Not of those that were lost with their worker, which wait for its lease to end, nor while a worker is starved.
+    Not of those that were lost with their worker, which wait for its lease to end, nor while a worker is starved or all
+    workers are just starting: how long a process takes to start is not the queue's.
     """
     begins = e.poisoned_since
     if begins is None:
@@ -33,14 +34,20 @@ def waits(e, *, poisoned):
         at, starts = acked.get(row.id), e.starts_of.get(row.id)
         if at is None or not starts or row.lost or row.function.endswith((".kills", ".abuses")):
             continue
-        if (at >= begins) == poisoned and not _is_starved(e, at, starts[0]["t"]):
+        if (at >= begins) == poisoned and not _is_short_of_workers(e, at, starts[0]["t"]):
             found.append(max(starts[0]["t"] - at, 0.0))
     return found
 
 
-def _is_starved(e, since, until):
-    place = bisect_right(e.starvations, (until, float("inf")))
-    return place > 0 and e.starvations[place - 1][1] + e.limits.lease >= since
+def _is_short_of_workers(e, since, until):
+    return _touches(e.starvations, since - e.limits.lease, until) or _touches(
+        e.unattended, since - e.limits.lease, until
+    )
+
+
+def _touches(spans, since, until):
+    place = bisect_right(spans, (until, float("inf")))
+    return place > 0 and spans[place - 1][1] >= since
 
 
 def held_up(e):

@@ -128,9 +128,9 @@ def repeats(e):
             if not end["ok"]:
                 continue
             again = [s for s in e.starts_of.get(id_, ()) if s["t"] > end["t"] and s["lease"] > end["lease"]]
-            began = next((s["t"] for s in e.starts_of[id_] if s["lease"] == end["lease"]), end["t"])
+            began = min([end["t"], *(c.t for c in e.changes_of.get(id_, ()) if c.lease == end["lease"])])
             revived = any(c.verb == "revive" and c.t > began for c in e.changes_of.get(id_, ()))
-            if not again or revived or e.was_stepped(began - e.limits.lease, again[0]["t"]):
+            if not again or revived or e.was_stepped(began, again[0]["t"]):
                 continue
             if not e.was_harmed(end["p"], began, again[0]["t"]):
                 yield Violation("I8", f"task {id_} had ended well and ran again", (end, again[0]))
