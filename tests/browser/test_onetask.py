@@ -4,6 +4,7 @@ import json
 from datetime import timedelta
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -208,6 +209,39 @@ def test_an_operator_finds_what_died(browse, letters):
         assert page.locator(".dhara-own >> text=in charge").is_visible()
         page.click("#dhara_members a >> nth=0")
         page.wait_for_selector("text=Dead for")
+
+
+def test_an_operator_retries_a_group_after_a_deploy(browse, letters, picture):
+    with browse() as page:
+        page.goto("/admin/dhara/task/dead/")
+        page.click(".dhara-group a >> text=KeyError")
+        page.click("button >> text=Retry all")
+        page.wait_for_selector("text=Retry 9 tasks?")
+        picture(page, "dead-retry-asked")
+        page.click("button.default")
+        page.wait_for_selector("text=9 retried.")
+        picture(page, "dead-retried")
+    assert (
+        Task.objects.filter(function="shop.orders.tasks.charge", error_fingerprint="b2", state=State.DEAD).count() == 0
+    )
+
+
+def test_a_group_is_discarded_by_keyboard_and_not_without_a_reason(browse, letters, picture, accessible):
+    with browse(NARROW) as page:
+        page.goto("/admin/dhara/task/dead/")
+        page.click(".dhara-group a >> text=WorkerLost")
+        page.focus("summary:has-text('Discard all')")
+        page.keyboard.press("Enter")
+        page.focus("#dhara-reason")
+        page.keyboard.press("Enter")  # the browser asks for the reason
+        assert "/dead/group/" in page.url
+        page.keyboard.type("those pictures are gone")
+        picture(page, "dead-discard-asked")
+        accessible(page)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("text=3 deleted.")
+    assert not Task.objects.filter(error_fingerprint="WorkerLost").exists()
+    assert LogEntry.objects.filter(change_message__contains="those pictures are gone").count() >= 3
 
 
 def test_hostile_rows_look_right_and_run_nothing(browse, shop, picture):
