@@ -412,6 +412,7 @@ def a_worker(**columns):
         ({"queues": ["other"]}, ["unserved"]),
         ({"exclude_queues": ["mail"]}, ["unserved"]),
         ({"backend": "other"}, ["no_workers"]),
+        ({"draining_at": ago(9)}, ["no_workers"]),
         ({"queues": ["mail"]}, []),
     ],
 )
@@ -420,6 +421,12 @@ def test_who_serves_a_queue_decides_what_is_said(db, worker, kinds):
     if worker is not None:
         a_worker(**worker)
     assert [item.kind for item in stats.overview("default", None, stats.RANGES["1h"]).attention] == kinds
+
+
+def test_a_paused_queue_needs_no_worker_but_a_person(db):
+    a_task(queue="mail", run_at=ago(30))
+    Queue.objects.create(backend="default", name="mail", paused_at=ago(90))
+    assert [item.kind for item in stats.overview("default", None, stats.RANGES["1h"]).attention] == ["paused"]
 
 
 def test_few_of_a_kind_are_named_and_the_rest_counted(db):
