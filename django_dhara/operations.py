@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
@@ -122,10 +123,15 @@ def change(verb: Verb, ids: Sequence[UUID], *, database: str, wait: bool = False
     verbs = {"cancel": lifecycle.cancel_all, "revive": lifecycle.revive_all, "run_now": lifecycle.run_now_all}
     tally = verbs[verb](sql.on(database), ids, wait=wait)
     for alias, queue in tally.wake:
-        transaction.on_commit(partial(_wake, database, alias, queue), using=database, robust=True)
+        wake_at_commit(database, alias, queue)
     if canceled := tally.changed.get("canceled"):
         transaction.on_commit(partial(_tell_canceled, database, canceled), using=database, robust=True)
     return tally
+
+
+def wake_at_commit(database: str, alias: str, queue: str) -> None:
+    """Let the workers that serve a queue of the backend `alias` look at once, when this transaction has committed."""
+    transaction.on_commit(partial(_wake, database, alias, queue), using=database, robust=True)
 
 
 def _wake(database: str, alias: str, queue: str) -> None:
@@ -144,33 +150,75 @@ def _tell_canceled(database: str, ids: Sequence[UUID]) -> None:
             announce(task_canceled, _backend_class(), task_result=result)
 
 
-def pause(queue: str, *, backend: str = "default") -> None:
+def pause(queue: str, *, backend: str = "default") -> bool:
     """Let workers claim nothing of a queue, from their next claim on; what runs goes on. It outlasts restarts.
+
+    Returns:
+        False if it was paused already: nothing changed.
 
     Raises:
         ValueError: the backend has no such queue.
     """
-    _set_paused(queue, backend, paused=True)
+    ours = _ours(backend)
+    _check_name(ours, queue)
+    return set_paused(queue, paused=True, backend=backend, database=ours.settings.database) is not None
 
 
-def resume(queue: str, *, backend: str = "default") -> None:
-    """Undo `pause`."""
-    _set_paused(queue, backend, paused=False)
+def resume(queue: str, *, backend: str = "default") -> bool:
+    """Undo `pause`, and wake the workers. A queue that is no longer in QUEUES can be resumed, too.
+
+    Returns:
+        False if it was not paused: nothing changed.
+
+    Raises:
+        ValueError: the backend has no such queue, and it was not paused.
+    """
+    ours = _ours(backend)
+    if set_paused(queue, paused=False, backend=backend, database=ours.settings.database) is not None:
+        return True
+    _check_name(ours, queue)
+    return False
 
 
-def _set_paused(queue: str, alias: str, *, paused: bool) -> None:
-    from django.db.models.functions import Now
-
+def _check_name(backend: DharaBackend, queue: str) -> None:
     from django_dhara.backend import check_queue
-    from django_dhara.models import Queue
 
-    backend = _ours(alias)
     if backend.queues and queue not in backend.queues:
-        raise ValueError(f"TASKS[{alias!r}] has no queue {queue!r}; it has: {', '.join(sorted(backend.queues))}.")
+        raise ValueError(
+            f"TASKS[{backend.alias!r}] has no queue {queue!r}; it has: {', '.join(sorted(backend.queues))}."
+        )
     check_queue(queue, "queue")
-    paused_at = Now() if paused else None
-    rows = Queue.objects.using(backend.settings.database)
-    rows.update_or_create(backend=alias, name=queue, defaults={"paused_at": paused_at})
+
+
+#: The answer is the row that was changed, under its lock; `update_or_create` would move the time of an earlier pause.
+_PAUSE = """/* dhara:pause */
+INSERT INTO dhara_queue AS queue (backend, name, paused_at) VALUES (%(backend)s, %(queue)s, statement_timestamp())
+ON CONFLICT (backend, name) DO UPDATE SET paused_at = statement_timestamp() WHERE queue.paused_at IS NULL
+RETURNING paused_at
+"""
+_RESUME = """/* dhara:resume */
+UPDATE dhara_queue SET paused_at = NULL
+WHERE backend = %(backend)s AND name = %(queue)s AND paused_at IS NOT NULL
+RETURNING statement_timestamp()
+"""
+
+
+def set_paused(queue: str, *, paused: bool, backend: str, database: str) -> datetime | None:
+    """Pause or resume a queue of the alias `backend`, which need not be in TASKS of this project.
+
+    Args:
+        database: the alias in DATABASES that holds it.
+
+    Returns:
+        When that was, by the database's clock; None if the queue was paused, or was not, already: of two people who
+        ask for the same at once one has changed it.
+    """
+    from django_dhara import sql
+
+    rows = sql.on(database)(_PAUSE if paused else _RESUME, {"backend": backend, "queue": queue})
+    if rows and not paused:  # of a pause workers learn from their claims, and until then there is nothing to do
+        wake_at_commit(database, backend, queue)
+    return rows[0][0] if rows else None
 
 
 def _ours(alias: str) -> DharaBackend:

@@ -164,8 +164,11 @@ def prune(execute: Execute, *, alias: str, backend: str, options: Options, state
     )
 
 
-#: Days that statistics stay (the longest range shown is a week), and rows of workers that are gone and of commands.
-STATISTICS_DAYS, RECORDS_DAYS = 8, 7
+#: Days that statistics stay (the longest range shown is a week), and commands that were answered.
+STATISTICS_DAYS, COMMANDS_DAYS = 8, 7
+#: Days that workers stay which have stopped or are lost, and commands that nobody answers: who comes back after longer
+#: makes its row anew, and must not drain for what was asked of it days ago.
+GONE_DAYS = 1
 
 _PRUNE_RECORDS = f"""/* dhara:prune_records */
 WITH minute AS (
@@ -176,13 +179,15 @@ WITH minute AS (
 ),
 worker AS (
     DELETE FROM dhara_worker WHERE id = ANY (ARRAY(
-        SELECT id FROM dhara_worker WHERE heartbeat_at < statement_timestamp() - interval '{RECORDS_DAYS} days'
+        SELECT id FROM dhara_worker WHERE heartbeat_at < statement_timestamp() - interval '{GONE_DAYS} days'
         LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
     RETURNING 1
 ),
 command AS (
     DELETE FROM dhara_command WHERE id = ANY (ARRAY(
-        SELECT id FROM dhara_command WHERE created_at < statement_timestamp() - interval '{RECORDS_DAYS} days'
+        SELECT id FROM dhara_command
+        WHERE created_at < statement_timestamp() - interval '{COMMANDS_DAYS} days'
+              OR (answered_at IS NULL AND created_at < statement_timestamp() - interval '{GONE_DAYS} days')
         ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
     RETURNING 1
 )

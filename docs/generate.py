@@ -88,7 +88,7 @@ def commands_help() -> str:
     return "\n\n".join(f"## {name}\n\n```text\n{_help(name)}\n```" for name in COMMANDS)
 
 
-COMMANDS = ("dhara_worker", "dhara_reaper", "dhara_prune")
+COMMANDS = ("dhara_worker", "dhara_reaper", "dhara_prune", "dhara_pause", "dhara_resume")
 
 
 def _help(name: str) -> str:

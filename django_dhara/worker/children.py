@@ -101,6 +101,10 @@ class Children(Crew):
     def is_ready(self) -> bool:
         return bool(self._children)
 
+    @property
+    def children(self) -> list[int]:
+        return [child.pid for child in list(self._children)]
+
     def replace(self, run: Run) -> bool:
         """Kill the child that runs this overdue function; another takes its place.
 
@@ -225,6 +229,10 @@ class _Child:
         self._guard = threading.Lock()
         self._told = (False, False, False)
         self._kill_at = float("inf")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def lives(self) -> bool:

@@ -103,6 +103,11 @@ class Crew(Waiting):
         """Can anything run yet?"""
         return True
 
+    @property
+    def children(self) -> list[int]:
+        """The ids of its processes, if it has any."""
+        return []
+
     def submit(self, run: Run) -> None:
         self._waiting.append(run)
         self._tickets.put(True)  # it may be taken back before its ticket is drawn

@@ -109,6 +109,11 @@ class Hand:
         return self._plain.is_ready
 
     @property
+    def children(self) -> list[int]:
+        """The ids of its child processes."""
+        return self._plain.children
+
+    @property
     def runs(self) -> list[Run]:
         """All whose lease is to be kept: those that run, and those that ended and are not settled yet."""
         return list(self._runs)

@@ -182,6 +182,7 @@ class Worker:
         actions = (
             self._settle,
             self._renew,
+            self._tell_memory,
             self._report,
             self._hand_back_strays,
             self._claim,
@@ -310,6 +311,9 @@ class Worker:
                 self._settler.on_lost(run)
         if not answer.registered:
             self.presence.register(self._session.execute)
+
+    def _tell_memory(self) -> None:
+        self.presence.tell_memory(self._session.execute, self._hand.children)
 
     def _report(self) -> None:
         if self._reports and (self._reports.is_urgent or monotonic() >= self._report_at):
