@@ -1,21 +1,16 @@
-"""Which databases hold queues, and how long a question to one of them may take. No router is asked."""
+"""Which databases hold queues. No router is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, OperationalError, connections, transaction
+from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils.module_loading import import_string
 
 from django_dhara import conf
 from django_dhara.backend import DharaBackend
-
-
-class TooSlow(Exception):
-    """A query was stopped because it took too long."""
 
 
 def aliases() -> list[str]:
@@ -32,21 +27,3 @@ def _configured() -> Iterator[str]:
         except (ImportError, ImproperlyConfigured, KeyError, TypeError):
             # A mistake in the settings is told by the system checks; the other backends stay visible.
             continue
-
-
-@contextmanager
-def time_limit(alias: str, seconds: float) -> Iterator[None]:
-    """No statement of this block on `alias` runs longer than `seconds`.
-
-    Raises:
-        TooSlow: one would have.
-    """
-    try:
-        with transaction.atomic(using=alias):
-            with connections[alias].cursor() as cursor:
-                cursor.execute("SELECT set_config('statement_timeout', %s, true)", [f"{round(seconds * 1000)}ms"])
-            yield
-    except OperationalError as error:
-        if getattr(error.__cause__, "sqlstate", None) != "57014":
-            raise
-        raise TooSlow from error

@@ -8,10 +8,11 @@ everything else becomes a literal, because the planner proves a partial index on
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from django.db import connections, models
+from django.db import OperationalError, connections, models, transaction
 from django.db.models.expressions import Expression
 from psycopg import sql
 
@@ -93,3 +94,28 @@ def on(alias: str) -> Execute:
             return rows
 
     return execute
+
+
+class TooSlow(Exception):
+    """A query was stopped because it took too long."""
+
+
+@contextmanager
+def time_limit(alias: str, seconds: float) -> Iterator[None]:
+    """No statement of this block on `alias` runs longer than `seconds`.
+
+    Raises:
+        TooSlow: one would have.
+    """
+    try:
+        with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+            # Compiling a statement takes longer than running it does: the planner overestimates what a histogram holds.
+            limit = "SELECT current_setting('statement_timeout'), set_config('statement_timeout', %s, true)"
+            cursor.execute(f"{limit}, set_config('jit', 'off', true)", [f"{round(seconds * 1000)}ms"])
+            [[before, *_]] = cursor.fetchall()
+            yield
+            cursor.execute("SELECT set_config('statement_timeout', %s, true)", [before])
+    except OperationalError as error:
+        if getattr(error.__cause__, "sqlstate", None) != "57014":
+            raise
+        raise TooSlow from error

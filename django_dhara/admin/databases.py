@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from django.http import HttpRequest
 
-from django_dhara.databases import TooSlow, aliases, time_limit
+from django_dhara.databases import aliases
+from django_dhara.sql import TooSlow, time_limit
 
 __all__ = ["PARAMETER", "TooSlow", "aliases", "chosen", "time_limit"]
 

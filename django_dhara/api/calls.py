@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from django_dhara import databases, enqueue_many, payload, project, registry
-from django_dhara.api.access import Caller
+from django_dhara import enqueue_many, payload, project, registry, sql
+from django_dhara.api import shown
+from django_dhara.api.access import SEE, Caller
 from django_dhara.api.problems import Problem
 from django_dhara.api.schemas import NewTask
 from django_dhara.backend import DharaBackend
@@ -135,7 +137,7 @@ def _limited(task: Task, *, is_keyed: bool) -> AbstractContextManager[None]:
     """Only a key can make an INSERT wait: for the transaction of who has just taken it."""
     if not is_keyed:
         return nullcontext()
-    return databases.time_limit(task.get_backend().settings.database, project.usable().api_statement_seconds)
+    return sql.time_limit(task.get_backend().settings.database, project.usable().api_statement_seconds)
 
 
 def _unfit(error: ArgumentsError | PayloadError, item: NewTask) -> Problem:
@@ -168,9 +170,16 @@ def _stored_hash(error: IdempotencyConflict, task: Task) -> bytes | None:
 
 
 def _conflict(error: IdempotencyConflict, call: Call, caller: Caller) -> Problem:
-    """Both are named, and no arguments are told: who may enqueue may not see what others have sent."""
+    """Both are named; the arguments are told to those who may see the task that has the key."""
     detail = (
         f"idempotency_key {error.key!r} of {error.function} belongs to task {error.task_id}, which has other "
         f"arguments than this call. Use another key, or the same arguments."
     )
-    return Problem("idempotency-conflict", detail, field="idempotency_key", task_id=str(error.task_id))
+    alias = call.task.get_backend().settings.database
+    row = shown.with_texts(Row.objects.using(alias).filter(id=error.task_id)).first()
+    both = {}
+    if row is not None and caller.may(SEE) and caller.has(row.queue):
+        given = json.dumps({"args": call.args, "kwargs": call.kwargs})
+        both["existing"] = {"id": str(row.id), "payload": shown.payload(row.function, row.payload_text)}
+        both["given"] = {"payload": shown.payload(row.function, given)}
+    return Problem("idempotency-conflict", detail, field="idempotency_key", **both)

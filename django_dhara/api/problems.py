@@ -15,7 +15,7 @@ from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
 from django.utils.log import log_response
 from ninja.errors import ValidationError
 
-from django_dhara import databases
+from django_dhara import sql
 from django_dhara.errors import IsolationError
 
 logger = logging.getLogger("django_dhara.api")
@@ -134,7 +134,7 @@ def _of_body(error: BaseException) -> Problem | None:
 
 def _of_database(error: BaseException) -> Problem | None:
     match error:
-        case databases.TooSlow():
+        case sql.TooSlow():
             return unavailable("The database took too long, or others hold what this needs. Try again, or ask for less.")
         case IsolationError():
             return unavailable("Another transaction was in the way. Try again.")

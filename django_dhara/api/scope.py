@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from django.http import HttpRequest
 from pydantic import BaseModel
 
-from django_dhara import databases, project
+from django_dhara import project, sql
 from django_dhara.api.problems import Problem
 from django_dhara.backend import DharaBackend
 from django_dhara.compat import task_backends
@@ -44,4 +44,4 @@ def refuse_unknown(request: HttpRequest, query: type[BaseModel]) -> None:
 
 def limited(alias: str) -> AbstractContextManager[None]:
     """No statement on the database `alias` takes longer than `API_STATEMENT_SECONDS`."""
-    return databases.time_limit(alias, project.usable().api_statement_seconds)
+    return sql.time_limit(alias, project.usable().api_statement_seconds)
