@@ -21,15 +21,15 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_dhara.admin import databases, lists, operations, page, scene
+from django_dhara.admin.onetask import TaskPageAdmin
 from django_dhara.admin.operations import CANCEL, RETRY, RUN_NOW, VERBS, Verb
-from django_dhara.admin.readonly import ReadOnlyAdmin
 from django_dhara.admin.text import age, badge, counted, moment, name, visible
 from django_dhara.models import Task
 from django_dhara.states import REVIVABLE, State
 
 
 @admin.register(Task)
-class TaskAdmin(ReadOnlyAdmin):
+class TaskAdmin(TaskPageAdmin):
     list_display = ("state_", "function_", "queue_", "priority_", "attempts_", "run_at_", "age_")
     list_display_links = None
     list_filter = (
@@ -208,6 +208,7 @@ class TaskAdmin(ReadOnlyAdmin):
         full = scene.with_documents(Task.objects.using(task.database)).filter(pk=task.pk).first()
         if full is None:
             raise Http404
+        full.database = task.database
         request.current_app = self.admin_site.name
         context = {
             **self.admin_site.each_context(request),
@@ -221,6 +222,7 @@ class TaskAdmin(ReadOnlyAdmin):
             "buttons": [*self._buttons(request, full)],
             "history": self._reverse("history", task.pk),
             **page.context(scene.read(task.database, full)),
+            **self.live_context(request, full),
             **(extra_context or {}),
         }
         return TemplateResponse(request, self.change_form_template, context)

@@ -23,12 +23,13 @@ from django_dhara.conf import Options
 from django_dhara.execution import Run
 from django_dhara.lifecycle import Rescued, Settled, Wanted
 from django_dhara.states import State
-from django_dhara.worker import orders, presence, voice
+from django_dhara.worker import presence, voice
 from django_dhara.worker.alarm import Alarm
 from django_dhara.worker.clerk import Clerk
 from django_dhara.worker.ears import Ears
 from django_dhara.worker.hand import Hand
 from django_dhara.worker.lanes import Lanes
+from django_dhara.worker.orders import Orders
 from django_dhara.worker.reports import Reports
 from django_dhara.worker.session import Busy, Disconnected, Session
 from django_dhara.worker.settling import Settler
@@ -95,6 +96,7 @@ class Worker:
         self._reports = Reports(self._alarm.ring)
         self._recorder = stats.Recorder(self.id)
         self._hand = Hand(self.id, backend, options, self._reports, ring=self._alarm.ring, fail=self.fail)
+        self._orders = Orders(self._hand, self.stop, self._alarm.ring)
         self._settler = Settler(self.id, self._hand, self._reports, self._recorder, self._clerk, options)
 
         self._claim_at = self._renew_at = self._report_at = 0.0
@@ -173,6 +175,7 @@ class Worker:
         return (
             self._hand.is_urgent
             or self._settler.has_news
+            or (self._orders.has_news and self._session.is_open)
             or (self._reports.is_urgent and self._session.is_open)
             or (self._is_stopping and self._drain_ends is None)
         )
@@ -184,6 +187,7 @@ class Worker:
             self._renew,
             self._tell_memory,
             self._report,
+            self._answer,
             self._hand_back_strays,
             self._claim,
             self._tick_services,
@@ -247,7 +251,7 @@ class Worker:
         self._pauses_until = 0.0
         again_at = self._lanes.rests_until if rests else self._lanes.look_again_at
         self._claim_at = min(self._next_poll(haul.due_in), again_at)
-        orders.obey(self._session.execute, haul.orders, self._hand, self.stop)
+        self._orders.obey(self._session.execute, haul.orders)
 
     def _listen(self) -> None:
         if self._ears.open(self._session):
@@ -319,6 +323,9 @@ class Worker:
         if self._reports and (self._reports.is_urgent or monotonic() >= self._report_at):
             self._report_at = monotonic() + 0.5
             self._reports.write(self._session.execute)
+
+    def _answer(self) -> None:
+        self._orders.answer(self._session.execute)
 
     def _check(self) -> None:
         """Look after running functions."""
