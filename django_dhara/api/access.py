@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.core.cache import cache
 from django.http import HttpRequest
@@ -41,7 +41,8 @@ class Caller:
         return not self.queues or queue in self.queues
 
 
-class Needs(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Needs:
     """What a call takes: a scope of a token, or permissions of a user."""
 
     scope: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from django.db.models.functions import Cast
 
 from django_dhara import models, redaction
 from django_dhara.api import schemas
+from django_dhara.payload import MAX_DEPTH, encode_value
 from django_dhara.results import TaskResult
 from django_dhara.states import State
 
@@ -109,9 +111,12 @@ def payload(function: str, text: str) -> Any:
 def _read(text: str | None) -> Any:
     """The value of a column; None too for what only PostgreSQL can read."""
     try:
-        return None if text is None else json.loads(text)
+        value = None if text is None else json.loads(text)
+        if text and text.count("[") + text.count("{") > MAX_DEPTH:
+            encode_value(value, "it", max_bytes=sys.maxsize)  # is it nested too deeply?
     except (ValueError, RecursionError):
         return None
+    return value
 
 
 def _object(value: Any) -> Any:

@@ -29,16 +29,18 @@ def guarded(view: View, *, is_open: Callable[[], bool] = lambda: False) -> View:
     """
 
     def answer(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        asked = request.method
+        request.method = "GET" if asked == "HEAD" else asked  # the server leaves the body out
         try:
-            if request.method == "HEAD":
-                request.method = "GET"  # the server leaves the body out
             if not is_open():
                 request.dhara_caller = access.identify(request)  # type: ignore[attr-defined]
             body.receive(request)
             response = _with_problems(view(request, *args, **kwargs))
         except Exception as error:  # noqa: BLE001 - there is no answer but a problem document
             response = problems.answer(request, error)
-        return _finished(request, response)
+        response = _finished(request, response)
+        request.method = asked
+        return response
 
     answer.csrf_exempt = True  # type: ignore[attr-defined]  # a session's is checked by `access`
     # A call is a transaction of its own, or none: what it answers is committed when it is said.

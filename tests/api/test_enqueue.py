@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django_dhara.models import Task
 from django_dhara.states import State
 from tests.api.conftest import Api, a_secret, problem, rows
+from tests.app import awkward
 
 
 ADD = "tests.app.tasks.add"
@@ -61,7 +62,7 @@ def test_a_payload_is_the_arguments_by_name_or_is_taken_apart(api, payload, stor
 
 
 def test_parameters_named_args_and_more_are_arguments_by_name(api):
-    body = {"type": "tests.app.awkward.receive", "payload": {"args": 1, "other": 2}}
+    body = {"type": awkward.receive.module_path, "payload": {"args": 1, "other": 2}}
     assert api.post("/tasks", body).status_code == 201
     assert Task.objects.get().payload["kwargs"] == {"args": 1, "other": 2}
 
@@ -239,7 +240,7 @@ def test_who_may_not_read_is_not_told_the_arguments_of_others(api):
 
 
 def test_a_key_is_of_its_function(api):
-    for path in (ADD, "tests.app.awkward.receive"):
+    for path in (ADD, awkward.receive.module_path):
         assert api.post("/tasks", {"type": path, "payload": {"a": 1}, "idempotency_key": "k"}).status_code == 201
 
 
