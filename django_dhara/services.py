@@ -13,7 +13,7 @@ from typing import Protocol
 
 import psycopg
 
-from django_dhara import lifecycle
+from django_dhara import lifecycle, stats
 from django_dhara.conf import Options
 from django_dhara.lifecycle import Rescued
 from django_dhara.sql import Execute
@@ -87,8 +87,8 @@ class Reaper:
 
 
 class Pruner:
-    """Deletes finished tasks after their time, and records of workers that nobody needs any more, in batches that are
-    over in milliseconds."""
+    """Deletes finished tasks after their time and records of workers that nobody needs any more, and rolls statistics
+    up, in batches that are over in milliseconds."""
 
     #: Rows deleted by one statement.
     BATCH = 1000
@@ -99,7 +99,7 @@ class Pruner:
             partial(prune, alias=alias, backend=backend, options=options, state=state, seconds=seconds)
             for state, seconds in retention(options)
         ]
-        self._turns.append(prune_records)
+        self._turns += [stats.roll_up, prune_records]
         self._pause = options.prune_seconds / len(self._turns)
 
     def tick(self, execute: Execute) -> None:
@@ -164,7 +164,7 @@ def prune(execute: Execute, *, alias: str, backend: str, options: Options, state
     )
 
 
-#: Days that statistics stay (the longest range shown is a week), and commands that were answered.
+#: Days that minutes stay which nobody has rolled up (the longest range shown is a week), and commands that were answered.
 STATISTICS_DAYS, COMMANDS_DAYS = 8, 7
 #: Days that workers stay which have stopped or are lost, and commands that nobody answers: who comes back after longer
 #: makes its row anew, and must not drain for what was asked of it days ago.
