@@ -21,6 +21,7 @@ DharaError
 """
 
 from datetime import timedelta
+from typing import Any
 
 __all__ = [
     "ArgumentsError",
@@ -73,7 +74,7 @@ class IdempotencyConflict(DharaError, ValueError):
         function, key: which key of which function.
     """
 
-    def __init__(self, message: str, *, task_id: object = None, function: str = "", key: str = "") -> None:
+    def __init__(self, message: str, *, task_id: Any = None, function: str = "", key: str = "") -> None:
         super().__init__(message)
         self.task_id, self.function, self.key = task_id, function, key
 

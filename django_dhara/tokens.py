@@ -1,7 +1,7 @@
 """Bearer tokens of the HTTP API: made, found and revoked. Only the SHA-256 of one is kept.
 
-A token is 256 random bits, so its hash needs no salt and no slow function: nobody finds it by trying. It is looked up by
-its hash, which an index does; no text is compared, so the time that takes tells nothing about a token.
+A token is 256 random bits, so its hash needs no salt and no slow function: nobody finds it by trying. It is looked up
+by its hash, which an index does; no text is compared, so the time that takes tells nothing about a token.
 """
 
 from __future__ import annotations

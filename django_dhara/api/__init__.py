@@ -18,6 +18,4 @@ from django.core.exceptions import ImproperlyConfigured
 try:
     import ninja  # noqa: F401
 except ImportError as error:
-    raise ImproperlyConfigured(
-        "django_dhara.api needs django-ninja: run `pip install 'django-dhara[api]'`."
-    ) from error
+    raise ImproperlyConfigured("django_dhara.api needs django-ninja: run `pip install 'django-dhara[api]'`.") from error

@@ -74,6 +74,7 @@ def caller_of(request: HttpRequest) -> Caller:
     return caller
 
 
+@sensitive_variables("secret")
 def identify(request: HttpRequest) -> Caller:
     """Find out who calls. A request with a token is judged by the token alone, whatever cookies come with it.
 
@@ -104,7 +105,7 @@ def _by_token(request: HttpRequest, secret: str) -> Caller:
 
 def _names(column: Any) -> tuple[str, ...]:
     """A JSON column. What is no list of names allows nothing, and no queue has the name that stands for it."""
-    return tuple(map(str, column)) if isinstance(column, list) else ("\0",)
+    return tuple(map(str, column)) if isinstance(column, list) else (",",)
 
 
 def _unknown(detail: str) -> Problem:
@@ -123,7 +124,7 @@ def _check_csrf(request: HttpRequest) -> None:
         return
     if request.content_type in _FORMS:  # Django would read it, however long it is, to look for a CSRF token in it
         raise Problem("unsupported-media-type", "Send `Content-Type: application/json`.")
-    check = _Csrf(lambda request: None)  # type: ignore[arg-type,return-value]
+    check = _Csrf(lambda request: None)  # type: ignore[arg-type]
     check.process_request(request)
     reason: Any = check.process_view(request, lambda request: None, (), {})  # type: ignore[arg-type,return-value]
     if reason:

@@ -26,7 +26,7 @@ def receive(request: HttpRequest) -> None:
         raise _too_large(most)
     if data and request.content_type != "application/json":
         raise Problem("unsupported-media-type", "Send `Content-Type: application/json`.")
-    request._body = data  # type: ignore[attr-defined]  # noqa: SLF001 - where Django keeps what `request.body` has read
+    request._body = data  # noqa: SLF001 - where Django keeps what `request.body` has read
 
 
 def _announced(request: HttpRequest) -> int:

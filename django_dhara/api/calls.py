@@ -14,12 +14,12 @@ from django_dhara.api.access import SEE, Caller
 from django_dhara.api.problems import Problem
 from django_dhara.api.schemas import NewTask
 from django_dhara.backend import DharaBackend
-from django_dhara.compat import InvalidTask
+from django_dhara.compat import DjangoTask, InvalidTask
 from django_dhara.enqueue import check
 from django_dhara.errors import ArgumentsError, IdempotencyConflict, PayloadError, PayloadTooLarge
 from django_dhara.models import Task as Row
 from django_dhara.results import TaskResult
-from django_dhara.tasks import Call, Task
+from django_dhara.tasks import Call, Task, backend_of
 
 _EXPLICIT = {"args", "kwargs"}
 #: How `payload.encode` begins its messages: the path of the value.
@@ -128,16 +128,16 @@ def _at(position: int, function: Any, *arguments: Any) -> Any:
 
 def _check(call: Call, item: NewTask) -> None:
     try:
-        check(call.task.get_backend(), call)
+        check(backend_of(call.task), call)
     except (ArgumentsError, PayloadError) as error:
         raise _unfit(error, item) from None
 
 
-def _limited(task: Task, *, is_keyed: bool) -> AbstractContextManager[None]:
+def _limited(task: DjangoTask, *, is_keyed: bool) -> AbstractContextManager[None]:
     """Only a key can make an INSERT wait: for the transaction of who has just taken it."""
     if not is_keyed:
         return nullcontext()
-    return sql.time_limit(task.get_backend().settings.database, project.usable().api_statement_seconds)
+    return sql.time_limit(backend_of(task).settings.database, project.usable().api_statement_seconds)
 
 
 def _unfit(error: ArgumentsError | PayloadError, item: NewTask) -> Problem:
@@ -155,16 +155,17 @@ def _culprit(error: IdempotencyConflict, calls: Sequence[Call]) -> int:
     positions = [
         position
         for position, call in enumerate(calls)
-        if call.task.module_path == error.function and call.task.idempotency_key == error.key
+        if (call.task.module_path, getattr(call.task, "idempotency_key", None)) == (error.function, error.key)
     ]
-    hashes = {position: check(calls[position].task.get_backend(), calls[position]).hash for position in positions}
-    stored = _stored_hash(error, calls[positions[0]].task)
+    backend = backend_of(calls[0].task)
+    hashes = {position: check(backend, calls[position]).hash for position in positions}
+    stored = _stored_hash(error, backend.settings.database)
     reference = stored or hashes[positions[0]]
     return next((position for position in positions if hashes[position] != reference), positions[-1])
 
 
-def _stored_hash(error: IdempotencyConflict, task: Task) -> bytes | None:
-    rows = Row.objects.using(task.get_backend().settings.database).filter(id=error.task_id)
+def _stored_hash(error: IdempotencyConflict, alias: str) -> bytes | None:
+    rows = Row.objects.using(alias).filter(id=error.task_id)
     found = rows.values_list("payload_hash", flat=True).first()
     return bytes(found) if found else None
 
@@ -175,9 +176,9 @@ def _conflict(error: IdempotencyConflict, call: Call, caller: Caller) -> Problem
         f"idempotency_key {error.key!r} of {error.function} belongs to task {error.task_id}, which has other "
         f"arguments than this call. Use another key, or the same arguments."
     )
-    alias = call.task.get_backend().settings.database
+    alias = backend_of(call.task).settings.database
     row = shown.with_texts(Row.objects.using(alias).filter(id=error.task_id)).first()
-    both = {}
+    both: dict[str, Any] = {}
     if row is not None and caller.may(SEE) and caller.has(row.queue):
         given = json.dumps({"args": call.args, "kwargs": call.kwargs})
         both["existing"] = {"id": str(row.id), "payload": shown.payload(row.function, row.payload_text)}

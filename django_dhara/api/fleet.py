@@ -1,4 +1,4 @@
-"""Queues, workers, and counts."""
+"""Queues, workers, and counts: what the admin's pages of the same names read."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from django.db.models import F
 from django.http import HttpRequest
 from ninja import Query
 
-from django_dhara import fleet, operations
+from django_dhara import fleet, operations, stats
 from django_dhara.api import schemas, scope
-from django_dhara.api.access import PAUSE, SEE_QUEUES, SEE_WORKERS, Caller, caller_of
+from django_dhara.api.access import PAUSE, SEE, SEE_QUEUES, SEE_WORKERS, Caller, caller_of
 from django_dhara.api.problems import Problem
 from django_dhara.api.service import endpoint
 from django_dhara.backend import DharaBackend, check_queue
@@ -30,26 +30,26 @@ def list_queues(request: HttpRequest, query: Query[schemas.OfBackend]) -> schema
     backend, caller = scope.backend(query.backend), caller_of(request)
     alias = backend.settings.database
     with scope.limited(alias):
-        depths = {queue: depth for (of, queue), depth in fleet.depths(alias).items() if of == backend.alias}
-        paused = {each.queue: each.since for each in fleet.paused_queues(alias) if each.backend == backend.alias}
-    names = sorted({*depths, *paused, *backend.queues, *caller.queues})
-    told = [_queue(name, backend.alias, depths.get(name), paused.get(name)) for name in names if caller.has(name)]
+        waiting = {each.queue: each for each in stats.waiting(alias, backend.alias)}
+        held = {queue: each for (of, queue), each in fleet.held(alias).items() if of == backend.alias}
+    names = sorted({*waiting, *held, *backend.queues, *caller.queues})
+    told = [_queue(name, backend.alias, waiting.get(name), held.get(name)) for name in names if caller.has(name)]
     return schemas.Queues(queues=told[:_MOST])
 
 
-def _queue(name: str, backend: str, depth: fleet.Depth | None, paused_at: Any) -> schemas.Queue:
-    depth = depth or fleet.Depth()
-    more: Any = sorted(depth.more)
+def _queue(name: str, backend: str, waiting: stats.Waiting | None, held: fleet.Held | None) -> schemas.Queue:
     return schemas.Queue(
         name=name,
         backend=backend,
-        paused=paused_at is not None,
-        paused_at=paused_at,
-        ready=depth.ready,
-        scheduled=depth.scheduled,
-        running=depth.running,
-        at_least=more,
-        oldest_ready_at=depth.oldest,
+        paused=bool(waiting and waiting.paused_at),
+        paused_at=waiting and waiting.paused_at,
+        ready=waiting.ready if waiting else 0,
+        scheduled=waiting.scheduled if waiting else 0,
+        retrying=waiting.retries if waiting else 0,
+        running=held.running if held else 0,
+        suspects=held.suspects if held else 0,
+        at_least=bool(waiting and waiting.is_capped),
+        oldest_ready_at=waiting and waiting.ready_since,
     )
 
 
@@ -103,8 +103,9 @@ def list_workers(request: HttpRequest, query: Query[schemas.OfBackend]) -> schem
 
 def _concerns(row: Any, caller: Caller) -> bool:
     """Does the worker serve a queue that the caller has to do with?"""
-    server = fleet.Server(row.backend, _names(row.queues), _names(row.exclude_queues))
-    return not caller.queues or any(server.serves(row.backend, queue) for queue in caller.queues)
+    include, exclude = _names(row.queues), _names(row.exclude_queues)
+    served = [queue for queue in caller.queues if queue not in exclude and (not include or queue in include)]
+    return bool(served) or not caller.queues
 
 
 def _worker(row: Any) -> schemas.Worker:
@@ -129,3 +130,28 @@ def _worker(row: Any) -> schemas.Worker:
 def _names(column: Any) -> list[str]:
     """A JSON column that anybody may have written."""
     return [name for name in column if isinstance(name, str)] if isinstance(column, list) else []
+
+
+@endpoint("GET", "/stats", tag="stats", needs=SEE, answers={200: schemas.Stats})
+def get_stats(request: HttpRequest, query: Query[schemas.OfRange]) -> schemas.Stats:
+    """Count what waits and runs now, and what happened in a range, by queue and function.
+
+    For a token of some queues only these are told, and what there is now of all queues together is null.
+    """
+    scope.refuse_unknown(request, schemas.OfRange)
+    backend, caller = scope.backend(query.backend), caller_of(request)
+    alias = backend.settings.database
+    history = stats.history(alias, backend.alias, stats.RANGES[query.range])
+    now = None if caller.queues else schemas.Now(**stats.standing(alias, backend.alias)._asdict())
+    pairs = [_pair(pair, tally) for pair, tally in history.pairs.items() if caller.has(pair[0])]
+    return schemas.Stats(backend=backend.alias, range=query.range, now=now, functions=pairs)
+
+
+def _pair(pair: tuple[str, str], tally: stats.Tally) -> schemas.FunctionStats:
+    times: dict[str, Any] = {
+        f"{name}_p{percent}": ask(percent / 100)
+        for name, ask in (("latency", tally.latency), ("run", tally.run_time))
+        for percent in (50, 95, 99)
+    }
+    counts: dict[str, Any] = {name: tally.counts[name] for name in stats.COUNTED}
+    return schemas.FunctionStats(queue=pair[0], type=pair[1], **counts, **times)

@@ -66,7 +66,7 @@ class Walk(NamedTuple):
     keys: dict[str, _Key]
 
 
-WALKS = {
+WALKS: dict[str, Walk] = {
     "all": Walk("{ids}", "id DESC", "id < %(id)s", {"id": _uuid}),
     "waiting": Walk(
         "state = 'PENDING' AND lost = 0 AND backend = %(backend)s {of_queue}",
@@ -81,7 +81,10 @@ WALKS = {
         {"priority": _priority, "run_at": _time, "id": _uuid},
     ),
     "running": Walk(
-        "state = 'RUNNING'", "worker_id, id", "(worker_id, id) > (%(worker_id)s, %(id)s)", {"worker_id": _uuid, "id": _uuid}
+        "state = 'RUNNING'",
+        "worker_id, id",
+        "(worker_id, id) > (%(worker_id)s, %(id)s)",
+        {"worker_id": _uuid, "id": _uuid},
     ),
     **{
         state.lower(): Walk(
@@ -94,7 +97,7 @@ WALKS = {
     },
 }
 #: The walks that find the tasks of a status, one after the other.
-ROUTES = {
+ROUTES: dict[State | None, tuple[str, ...]] = {
     None: ("all",),
     State.PENDING: ("waiting", "suspects"),
     State.RUNNING: ("running",),
@@ -131,7 +134,7 @@ class Filter:
     @property
     def route(self) -> tuple[str, ...]:
         status = State.PENDING if self.retrying and self.status is None else self.status
-        return ROUTES[status and State(status)]
+        return ROUTES[None if status is None else State(status)]
 
     def conditions(self) -> Iterator[str]:
         yield "backend = %(backend)s"
@@ -214,7 +217,9 @@ def page(alias: str, filter_: Filter, *, limit: int, cursor: str | None = None, 
         if len(found.ids) == limit:
             break
     if place is not None and skipped < offset:
-        raise Problem("invalid", "The offset reaches further than this list is looked through; use `next`.", field="offset")
+        raise Problem(
+            "invalid", "The offset reaches further than this list is looked through; use `next`.", field="offset"
+        )
     found.next = None if place is None else _cursor(place)
     return found
 
@@ -256,9 +261,7 @@ def _place(cursor: str | None, route: tuple[str, ...]) -> Place:
         return Place(route[0])
     try:
         name, *keys = json.loads(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-        if name not in route:
-            raise ValueError("of another list")
-        readers = WALKS[name].keys.values()
+        readers = WALKS[route[route.index(name)]].keys.values()
         return Place(name, tuple(read(key) for read, key in zip(readers, keys, strict=True)) if keys else ())
     except (ValueError, TypeError, RecursionError, OverflowError) as error:
         raise Problem("invalid", "This is no cursor of this list.", field="cursor") from error

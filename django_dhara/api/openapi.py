@@ -23,11 +23,15 @@ _HEADERS = {
 }
 _OF_STATUS = {"401": ("WWW-Authenticate",), "405": ("Allow",), "429": ("Retry-After",), "503": ("Retry-After",)}
 #: Models whose fields are parameters; as a whole they are neither sent nor answered.
-_QUERIES = ("Listing", "OfBackend", "OfMinutes")
+_QUERIES = ("Listing", "OfBackend", "OfRange")
 #: In the order of the document.
 _TAGS = ("tasks", "queues", "workers", "stats")
 _SECURITY = {
-    "token": {"type": "http", "scheme": "bearer", "description": "A token `dht_...`, with the scope that a call takes."},
+    "token": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A token `dht_...`, with the scope that a call takes.",
+    },
     "session": {
         "type": "apiKey",
         "in": "cookie",
@@ -112,7 +116,7 @@ def _header(name: str) -> dict[str, Any]:
     return {"description": _HEADERS[name], "schema": {"type": "string"}}
 
 
-# ------------------------------------------------------------------------------------- as text, for the page and the docs
+# -------------------------------------------------------------------------------- in words, for the page and the docs
 
 
 class Value(NamedTuple):

@@ -135,7 +135,9 @@ def _of_body(error: BaseException) -> Problem | None:
 def _of_database(error: BaseException) -> Problem | None:
     match error:
         case sql.TooSlow():
-            return unavailable("The database took too long, or others hold what this needs. Try again, or ask for less.")
+            return unavailable(
+                "The database took too long, or others hold what this needs. Try again, or ask for less."
+            )
         case IsolationError():
             return unavailable("Another transaction was in the way. Try again.")
         case OperationalError() | InterfaceError() | InternalError() | psycopg.OperationalError():

@@ -52,6 +52,7 @@ Told = Annotated[datetime, PlainSerializer(_told, return_type=str), WithJsonSche
 #: A name that was sent.
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT), AfterValidator(_text)]
 Type = Annotated[str, Field(min_length=1, max_length=MAX_TYPE), AfterValidator(_text)]
+Range = Literal["5m", "1h", "24h", "7d"]
 Status = Literal["PENDING", "RUNNING", "COMPLETED", "DEAD", "CANCELED"]
 
 
@@ -135,10 +136,10 @@ class Listing(OfBackend):
     offset: int = Field(0, ge=0, le=MAX_OFFSET, description="Tasks to leave out first; a cursor costs less.")
 
 
-class OfMinutes(OfBackend):
+class OfRange(OfBackend):
     """A query of the counts."""
 
-    minutes: int = Field(60, ge=1, le=1440, description="How far back.")
+    range: Range = Field("1h", description="How far back.")
 
 
 class Summary(BaseModel):
@@ -242,10 +243,12 @@ class Queue(BaseModel):
     backend: str
     paused: bool
     paused_at: Told | None
-    ready: int
-    scheduled: int
+    ready: int = Field(description="They could start now, but for a pause.")
+    scheduled: int = Field(description="They wait for their `run_at`.")
+    retrying: int = Field(description="Of the scheduled ones, those that failed before.")
     running: int
-    at_least: list[Literal["ready", "scheduled", "running"]] = Field(description="Counts that stopped early.")
+    suspects: int = Field(description="PENDING tasks that ran when a worker died; in no other count.")
+    at_least: bool = Field(description="Counting stopped early: there are at least so many.")
     oldest_ready_at: Told | None = Field(description="Since when its oldest ready task could have run.")
 
 
@@ -279,6 +282,43 @@ class Worker(BaseModel):
 
 class Workers(BaseModel):
     workers: list[Worker] = Field(description="The living first, at most 500.")
+
+
+class Now(BaseModel):
+    """Tasks of the backend at this moment; each count stops at 10,000."""
+
+    ready: int
+    scheduled: int
+    running: int
+    suspects: int
+    dead: int
+
+
+class FunctionStats(BaseModel):
+    """What happened to one function of one queue. Times are in seconds."""
+
+    queue: str
+    type: str = Field(description="The dotted path of the function.")
+    completed: int
+    failed: int = Field(description="Runs that ended by an error or a timeout.")
+    dead: int
+    canceled: int
+    lost: int = Field(description="Runs whose lease ran out.")
+    snoozed: int
+    interrupted: int
+    latency_p50: float | None = Field(description="From due to started.")
+    latency_p95: float | None
+    latency_p99: float | None
+    run_p50: float | None = Field(description="Of one run.")
+    run_p95: float | None
+    run_p99: float | None
+
+
+class Stats(BaseModel):
+    backend: str
+    range: Range
+    now: Now | None
+    functions: list[FunctionStats]
 
 
 class Error(BaseModel):

@@ -73,19 +73,21 @@ def task(row: Any, alias: str) -> schemas.Task:
 
 def enqueued(result: TaskResult, max_attempts: int) -> schemas.Enqueued:
     """A task that was enqueued just now."""
+    task: Any = result.task
+    enqueued_at: Any = result.enqueued_at
     row = models.Task(
         id=result.id,
         backend=result.backend,
-        function=result.task.module_path,
-        queue=result.task.queue_name,
-        priority=result.task.priority,
+        function=task.module_path,
+        queue=task.queue_name,
+        priority=task.priority,
         max_attempts=max_attempts,
-        idempotency_key=result.task.idempotency_key,
+        idempotency_key=task.idempotency_key,
         state=State.PENDING,
         failures=0,
         lost=0,
-        enqueued_at=result.enqueued_at,
-        run_at=result.task.run_after or result.enqueued_at,
+        enqueued_at=enqueued_at,
+        run_at=task.run_after or enqueued_at,
     )
     text = json.dumps({"args": result.args, "kwargs": result.kwargs})
     return schemas.Enqueued(
@@ -94,7 +96,7 @@ def enqueued(result: TaskResult, max_attempts: int) -> schemas.Enqueued:
         result=None,
         progress=None,
         metadata=None,
-        timeout=result.task.timeout,
+        timeout=task.timeout,
         parent_id=None,
         worker_id=None,
         errors=[],
@@ -124,7 +126,7 @@ def _object(value: Any) -> Any:
 
 
 def _runs(row: models.Task, alias: str) -> list[schemas.Run]:
-    newest = list(models.Attempt.objects.using(alias).filter(task_id=row.id).order_by("-id")[:_RUNS])
+    newest: list[Any] = list(models.Attempt.objects.using(alias).filter(task_id=row.id).order_by("-id")[:_RUNS])
     return [
         schemas.Run(
             attempt=run.number,

@@ -22,6 +22,8 @@ from django_dhara.states import State
 logger = logging.getLogger("django_dhara.api")
 
 _TAG = "tasks"
+#: What a replay does not tell somebody who may enqueue and not read.
+_HIDDEN: dict[str, Any] = {"result": None, "progress": None, "metadata": None, "error": None, "errors": []}
 
 
 @endpoint(
@@ -62,16 +64,17 @@ def enqueue_tasks(request: HttpRequest, bulk: schemas.NewTasks) -> Status[schema
 def _enqueued(result: TaskResult, caller: Caller) -> schemas.Enqueued:
     backend = scope.backend(result.backend)
     if not result.duplicate:
-        return shown.enqueued(result, result.task.max_attempts or backend.settings.max_attempts)
+        task: Any = result.task
+        return shown.enqueued(result, task.max_attempts or backend.settings.max_attempts)
     alias = backend.settings.database
     with scope.limited(alias):
         row = shown.with_texts(models.Task.objects.using(alias).filter(id=result.id)).first()
         if row is None or not caller.has(row.queue):
             detail = "A task with this key is in a queue that this token is not good for, or was there a moment ago."
             raise Problem("idempotency-conflict", detail, field="idempotency_key")
-        task = shown.task(row, alias)
-    hidden = {} if caller.may(SEE) else {"result": None, "progress": None, "metadata": None, "error": None, "errors": []}
-    return schemas.Enqueued(**{**task.model_dump(), **hidden}, duplicate=True)
+        found = shown.task(row, alias)
+    hidden = {} if caller.may(SEE) else _HIDDEN
+    return schemas.Enqueued(**{**dict(found), **hidden}, duplicate=True)
 
 
 @endpoint("GET", "/tasks", tag=_TAG, needs=SEE, answers={200: schemas.Tasks})
@@ -144,9 +147,7 @@ def cancel_task(request: HttpRequest, task_id: UUID) -> schemas.Canceled:
     return schemas.Canceled(id=task_id, answer=answer)
 
 
-@endpoint(
-    "POST", "/tasks/{uuid:task_id}/retry", tag=_TAG, needs=RETRY, answers={200: schemas.Retried}, problems=(409,)
-)
+@endpoint("POST", "/tasks/{uuid:task_id}/retry", tag=_TAG, needs=RETRY, answers={200: schemas.Retried}, problems=(409,))
 def retry_task(request: HttpRequest, task_id: UUID) -> schemas.Retried:
     """Retry a task that is DEAD or CANCELED: it becomes PENDING, with all its attempts anew."""
     tally = _changed("revive", task_id, caller_of(request))

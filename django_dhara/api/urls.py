@@ -71,9 +71,9 @@ def _nothing(request: HttpRequest) -> HttpResponse:
 
 
 def _patterns() -> list[Any]:
-    patterns, app, namespace = api.urls
+    patterns: list[Any] = api.urls[0]
     for pattern in patterns:
-        pattern.callback = guarded(pattern.callback)  # type: ignore[union-attr]
+        pattern.callback = guarded(pattern.callback)
     own = [
         path("openapi.json", guarded(openapi.document_view, is_open=openapi.is_open), name="openapi"),
         path("docs", guarded(openapi.page_view, is_open=openapi.is_open), name="docs"),

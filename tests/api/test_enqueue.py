@@ -3,17 +3,14 @@
 import json
 from datetime import UTC, datetime, timedelta
 
-
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
-
 
 from django_dhara.models import Task
 from django_dhara.states import State
 from tests.api.conftest import Api, a_secret, problem, rows
 from tests.app import awkward
-
 
 ADD = "tests.app.tasks.add"
 
@@ -43,7 +40,9 @@ def test_what_is_answered_is_what_is_read_later(api):
 
 
 def test_the_function_decides_what_is_left_out(api):
-    answer = api.post("/tasks", {"type": "tests.app.tasks.nap_with_own_timeout", "payload": {"name": "n", "seconds": 1}})
+    answer = api.post(
+        "/tasks", {"type": "tests.app.tasks.nap_with_own_timeout", "payload": {"name": "n", "seconds": 1}}
+    )
     assert (answer.json()["queue"], answer.json()["priority"], answer.json()["timeout"]) == ("default", 0, 60)
 
 

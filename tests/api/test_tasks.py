@@ -124,10 +124,11 @@ def test_a_page_of_a_rare_task_is_short_and_goes_on(api, monkeypatch):
 @pytest.mark.parametrize(
     "query",
     [
-        "state=DEAD", "status=dead", "status=", "limit=0", "limit=201", "limit=x", "offset=-1", "offset=10001", "queue=",
-        "queue=%00", "type=%00", "queue=%ff%fe", "retrying=maybe", "created_after=yesterday", "created_after=2030-01-01",
-        "created_before=9" + "9" * 400, "backend=other", "backend=%00", "cursor=", "cursor=x", "cursor=%00", "cursor=bnVsbA",
-        "cursor=" + "W" * 3000, "created_after=2030-01-01T00:00:00", "limit=" + "9" * 5000,
+        "state=DEAD", "status=dead", "status=", "limit=0", "limit=201", "limit=x", "offset=-1", "offset=10001",
+        "queue=", "queue=%00", "type=%00", "queue=%ff%fe", "retrying=maybe", "created_after=yesterday",
+        "created_after=2030-01-01", "created_before=9" + "9" * 400, "backend=other", "backend=%00", "cursor=",
+        "cursor=x", "cursor=%00", "cursor=bnVsbA", "cursor=" + "W" * 3000, "created_after=2030-01-01T00:00:00",
+        "limit=" + "9" * 5000,
     ],
 )  # fmt: skip
 def test_a_wrong_query_is_400_and_names_the_parameter(api, query):
@@ -183,7 +184,9 @@ def test_head_is_get_without_a_body(api):
     assert (response.status_code, response.content) == (200, b"")
 
 
-@pytest.mark.parametrize("path", [f"/tasks/{UUID(int=0)}", "/tasks/nobody", "/nothing", "/", "/tasks/", "/tasks/1/retry"])
+@pytest.mark.parametrize(
+    "path", [f"/tasks/{UUID(int=0)}", "/tasks/nobody", "/nothing", "/", "/tasks/", "/tasks/1/retry"]
+)
 def test_what_does_not_exist_is_404(api, path):
     problem(api.get(path), 404)
 

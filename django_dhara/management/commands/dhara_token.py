@@ -33,7 +33,11 @@ class Command(BaseCommand):
             help="Comma-separated: read, enqueue, operate. Default: read.",
         )
         create.add_argument(
-            "--queues", type=flags.names, default=(), metavar="NAMES", help="Good for these queues only; all without it."
+            "--queues",
+            type=flags.names,
+            default=(),
+            metavar="NAMES",
+            help="Only for these queues; all without it.",
         )
         create.add_argument(
             "--days",
