@@ -2,6 +2,7 @@
 
 tasks.py        list and page of tasks, their actions and buttons
 workers.py      list and page of workers
+tokens.py       tokens of the HTTP API
 operations.py   what an action does, its log entries and its summary
 lists.py        counting, filtering and searching at a bounded cost
 scene.py        what one task's page reads; story.py says it in words, page.py lays it out
@@ -16,6 +17,7 @@ text.py         times, states, JSON and foreign names as text
 """
 
 from django_dhara.admin.tasks import TaskAdmin
+from django_dhara.admin.tokens import TokenAdmin
 from django_dhara.admin.workers import WorkerAdmin
 
-__all__ = ["TaskAdmin", "WorkerAdmin"]
+__all__ = ["TaskAdmin", "TokenAdmin", "WorkerAdmin"]

@@ -26,6 +26,11 @@ _OF_STATUS = {"401": ("WWW-Authenticate",), "405": ("Allow",), "429": ("Retry-Af
 _QUERIES = ("Listing", "OfBackend", "OfRange")
 #: In the order of the document.
 _TAGS = ("tasks", "queues", "workers", "stats")
+#: What can be done with a task that was enqueued.
+_LINKS = {
+    name: {"operationId": name, "parameters": {"task_id": "$response.body#/id"}}
+    for name in ("get_task", "cancel_task", "retry_task")
+}
 _SECURITY = {
     "token": {
         "type": "http",
@@ -96,7 +101,7 @@ def _complete(method: str, operation: dict[str, Any]) -> None:
         answers["304"] = {"description": "Not Modified", "headers": {"ETag": _header("ETag")}}
     if operation["operationId"] == "enqueue_task":
         for status in ("200", "201"):
-            answers[status]["headers"] = {"Location": _header("Location")}
+            answers[status] |= {"headers": {"Location": _header("Location")}, "links": _LINKS}
     for status, answer in answers.items():
         if int(status) >= 400:
             answer["content"] = {MEDIA_TYPE: answer["content"]["application/json"]}

@@ -7,6 +7,7 @@ import pytest
 from django.apps import apps
 from django.contrib.auth.models import Permission, User
 from django.core.cache import cache
+from django.db import connection
 from django.test import Client
 
 from django_dhara import tokens
@@ -69,12 +70,14 @@ def problem(response, status, field=None):
 
 
 def rows():
-    """Every row of ours that a call could write, but for the time at which a token was used."""
-    found = {}
-    for model in apps.get_app_config("dhara").get_models():
-        found[model.__name__] = list(model.objects.order_by("pk").values())
-    for token in found["Token"]:
-        del token["used_at"]
+    """Every row of ours, by model, but for the time at which a token was used."""
+    models = {model._meta.db_table: model.__name__ for model in apps.get_app_config("dhara").get_models()}
+    parts = [f"SELECT '{table}', to_jsonb(row) - 'used_at' FROM {table} AS row" for table in models]
+    found = {name: [] for name in models.values()}
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT * FROM ({' UNION ALL '.join(parts)}) AS all_rows ORDER BY 1, 2")
+        for table, row in cursor.fetchall():
+            found[models[table]].append(row)
     return found
 
 

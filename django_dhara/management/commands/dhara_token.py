@@ -22,7 +22,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         flags.one_line_errors(parser)
         verbs = parser.add_subparsers(dest="verb", required=True, metavar="create|list|revoke")
-        create = verbs.add_parser("create", help="Print a new token.", called_from_command_line=True)
+        create = verbs.add_parser("create", help="Print a new token.")
         flags.one_line_errors(create)
         create.add_argument("name", type=flags.name, help="Whose it is, or what for.")
         create.add_argument(
@@ -45,9 +45,9 @@ class Command(BaseCommand):
             metavar="DAYS",
             help="Valid for so many days; for ever without it.",
         )
-        listing = verbs.add_parser("list", help="Show all tokens, never the secret.", called_from_command_line=True)
+        listing = verbs.add_parser("list", help="Show all tokens, never the secret.")
         flags.one_line_errors(listing)
-        revoke = verbs.add_parser("revoke", help="Make a token useless at once.", called_from_command_line=True)
+        revoke = verbs.add_parser("revoke", help="Make a token useless at once.")
         flags.one_line_errors(revoke)
         revoke.add_argument("id", type=flags.count, help="Its id, as `list` shows it.")
 
