@@ -91,8 +91,7 @@ def _tag(methods: dict[str, Any]) -> str:
 
 
 def _complete(method: str, operation: dict[str, Any]) -> None:
-    """What django-ninja does not know: how problems are sent, headers, 304, who may call."""
-    operation["security"] = [{"token": []}, {"session": []}]
+    """What django-ninja does not know: how problems are sent, headers, 304."""
     for parameter in operation["parameters"]:
         parameter["schema"] = _without_null(parameter["schema"])
     answers = operation["responses"]
@@ -144,6 +143,8 @@ class Operation(NamedTuple):
     parameters: list[Value]
     #: Names of schemas.
     body: str
+    #: What a caller must have.
+    needs: str
     answers: list[tuple[str, str]]
     problems: list[str]
 
@@ -162,6 +163,7 @@ def operations(described: dict[str, Any]) -> Iterator[Operation]:
                 description=operation.get("description", "").partition("\n")[2].strip(),
                 parameters=[_parameter(each) for each in operation.get("parameters", [])],
                 body=_kind(body) if body else "",
+                needs=_needs(*operation["security"]),
                 answers=[(status, _answer(answer)) for status, answer in answers.items() if int(status) < 300],
                 problems=[status for status in answers if int(status) >= 300],
             )
@@ -176,6 +178,10 @@ def schemas(described: dict[str, Any]) -> Iterator[tuple[str, str, list[Value]]]
             for field, each in schema.get("properties", {}).items()
         ]
         yield name, schema.get("description", ""), fields
+
+
+def _needs(token: dict[str, list[str]], session: dict[str, list[str]]) -> str:
+    return f"the scope {token['token'][0]}, or a user's {' and '.join(session['session'])}"
 
 
 def _parameter(parameter: dict[str, Any]) -> Value:

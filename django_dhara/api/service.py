@@ -76,6 +76,7 @@ def endpoint(
             summary=(function.__doc__ or "").partition("\n")[0].rstrip("."),
             tags=[tag],
             url_name=function.__name__,
+            openapi_extra={"security": [{"token": [needs.scope]}, {"session": list(needs.permissions)}]},
         )(function)
         return declared
 
