@@ -1,4 +1,4 @@
-"""The examples of docs/how-to/api.md: run by a shell with curl against a running site, and answered as the page says."""
+"""The examples of docs/how-to/api.md are run by a shell with curl against a site, and answered as the page says."""
 
 import json
 import re
@@ -47,8 +47,8 @@ def test_the_examples_run_and_are_answered_as_the_page_says(live_server, tmp_pat
     outputs = run.stdout.split(MARK)
     for (code, told), output in zip(EXAMPLES, outputs, strict=True):
         if told:
-            told = told.replace("shop.tasks", "example_project.shop.tasks")
-            assert agrees(json.loads(told), json.loads(output)), (code, output)
+            expected = json.loads(told.replace("shop.tasks", "example_project.shop.tasks"))
+            assert agrees(expected, json.loads(output)), (code, output)
     assert set(Task.objects.values_list("state", flat=True)) == {"CANCELED"}
     assert json.loads((tmp_path / "queues.json").read_text()) == {"queues": []}
 
