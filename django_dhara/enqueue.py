@@ -51,6 +51,11 @@ CHUNK = 1000
 current_task: ContextVar[UUID | None] = ContextVar("dhara_current_task", default=None)
 
 
+def new_id() -> UUID:
+    """The id of a new task: a UUIDv7, so that ids are in the order of their making, as far as clocks agree."""
+    return UUID(bytes=uuid7().bytes)
+
+
 class AliasWarning(RuntimeWarning):
     """An enqueue while a transaction is open on another database only: the task will not roll back with it."""
 
@@ -146,7 +151,7 @@ def check(backend: QueueBackend, call: Call) -> _Row:
     return _Row(
         task=task,
         encoded=encoded,
-        id=str(uuid7()),
+        id=str(new_id()),
         function=task.module_path,
         key=key,
         hash=payload.canonical_hash(encoded) if key is not None else None,

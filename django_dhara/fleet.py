@@ -43,7 +43,12 @@ PRESENT = (Status.ALIVE, Status.DRAINING, Status.LATE)
 
 
 def workers(alias: str) -> QuerySet[Any]:
-    """The workers of a database, each with its `status`, and `now`, the database's time."""
+    """The workers of a database, see `with_status`."""
+    return with_status(Worker.objects.using(alias))
+
+
+def with_status(rows: QuerySet[Any]) -> QuerySet[Any]:
+    """Workers, each with its `status`, and `now`, the database's time."""
     lost_after = Greatest(F("lease_seconds") * LOST_LEASES, Value(LOST_SECONDS), output_field=FloatField())
     status = Case(
         When(stopped_at__isnull=False, then=Value(Status.STOPPED)),
@@ -52,7 +57,8 @@ def workers(alias: str) -> QuerySet[Any]:
         When(draining_at__isnull=False, then=Value(Status.DRAINING)),
         default=Value(Status.ALIVE),
     )
-    return Worker.objects.using(alias).annotate(now=Now(), status=status)
+    annotated: QuerySet[Any] = rows.annotate(now=Now(), status=status)
+    return annotated
 
 
 def _ago(seconds: Any) -> Any:
@@ -125,6 +131,16 @@ SELECT backend, queue, count(*) FILTER (WHERE NOT is_suspect), count(*) FILTER (
      ORDER BY backend, priority DESC, run_at, id LIMIT {MOST_HELD})) AS task
 GROUP BY backend, queue
 """
+_SERVED = """/* dhara:served */
+SELECT backend, queue FROM dhara_minute WHERE minute > statement_timestamp() - interval '1 day'
+UNION
+SELECT backend, queue FROM dhara_quarter WHERE start > statement_timestamp() - interval '1 day'
+"""
+
+
+def lately_served(alias: str) -> set[tuple[str, str]]:
+    """Backends and queues of which something was run in the last day."""
+    return {(backend, queue) for backend, queue in sql.on(alias)(_SERVED, {})}
 
 
 def held(alias: str) -> dict[tuple[str, str], Held]:

@@ -164,7 +164,7 @@ def prune(execute: Execute, *, alias: str, backend: str, options: Options, state
     )
 
 
-#: Days that minutes stay which nobody has rolled up (the longest range shown is a week), and commands with an answer.
+#: Days that minutes stay which nobody has rolled up (the longest range shown is a week), and answered commands.
 STATISTICS_DAYS, COMMANDS_DAYS = 8, 7
 #: Days that workers stay which have stopped or are lost, and commands that nobody answers: who comes back after longer
 #: makes its row anew, and must not drain for what was asked of it days ago.

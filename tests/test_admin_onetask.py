@@ -9,7 +9,7 @@ from django.contrib.admin.models import LogEntry
 from django.db.models.functions import Now
 from django.urls import reverse
 
-from django_dhara.admin import arrows, live, traces, trees
+from django_dhara.admin import arrows, live, scene, traces, trees
 from django_dhara.models import Command, Task
 from django_dhara.states import ARROWS, State
 from tests.rows import WORKER, a_task, ago, an_attempt
@@ -212,6 +212,16 @@ def test_a_hook_that_does_not_work_hides_the_arguments(client, settings, hook):
     assert "The arguments are hidden" in shown(response)
     assert '{"sum": 19}' in shown(response)
     assert client.get(address("document", task, "payload")).status_code == 404
+
+
+def test_the_hook_is_asked_about_whole_arguments_only(client, settings, monkeypatch):
+    settings.DHARA = {"REDACT": "tests.test_admin_onetask.without_cards"}
+    monkeypatch.setattr(scene, "WHOLE", 20)
+    task = a_task(payload=SECRET)
+    response = client.get(page_of(task))
+    assert b"4111" not in response.content
+    assert "The arguments are hidden" in shown(response)
+    assert b"hidden" in client.get(address("document", task, "payload")).content
 
 
 # Arrows

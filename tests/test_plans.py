@@ -138,6 +138,13 @@ def in_bulk(verb, state, execute):
     verb(execute, ids(state, 500))
 
 
+to_another_queue = partial(lifecycle.change_queue_all, queue="mail", without=["x"])
+
+
+def copy(execute):
+    lifecycle.copy_all(execute, {id_: uuid4() for id_ in ids(State.DEAD, 500)})
+
+
 def ids(state, number):
     return list(Task.objects.filter(state=state).values_list("id", flat=True)[:number])
 
@@ -161,6 +168,10 @@ STATEMENTS = {
     "cancel running": (500, partial(in_bulk, lifecycle.cancel_all, State.RUNNING)),
     "revive": (500, partial(in_bulk, lifecycle.revive_all, State.DEAD)),
     "run now": (500, partial(in_bulk, lifecycle.run_now_all, State.PENDING)),
+    "copy": (500, copy),
+    "change queue": (500, partial(in_bulk, to_another_queue, State.PENDING)),
+    "put off": (500, partial(in_bulk, partial(lifecycle.put_off_all, seconds=9.0), State.PENDING)),
+    "delete": (500, partial(in_bulk, lifecycle.delete_all, State.DEAD)),
 }
 
 

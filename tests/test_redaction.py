@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from django_dhara import redaction
+from django_dhara import redaction, search
 
 PAYLOAD = '{"args": [48213], "kwargs": {"card": "4111 1111", "n": 1.50}}'
 
@@ -70,3 +70,12 @@ def test_a_mistake_where_a_hook_may_have_been_meant_hides_the_arguments(settings
 def test_arguments_that_the_hook_cannot_read_are_hidden(settings, text):
     set_hook(settings, "without_cards")
     assert redaction.shown("shop.pay", text).is_hidden
+
+
+@pytest.mark.parametrize("text", ["payload.card:4111", '-payload.0:"48213"', "state:dead payload.card:4*"])
+def test_nobody_can_search_for_what_a_hook_may_hide(settings, text):
+    assert search.parse(text)
+    for hook in ("without_cards", "broken", "no_such_name"):
+        set_hook(settings, hook)
+        with pytest.raises(search.SearchError, match="redacts"):
+            search.parse(text)

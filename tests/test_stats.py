@@ -11,7 +11,7 @@ import pytest
 from django.db import connection, transaction
 from django.db.models import F
 
-from django_dhara import services, stats
+from django_dhara import services, sql, stats
 from django_dhara.models import Command, Minute, Quarter, Queue, Worker
 from django_dhara.stats import COUNTED, Event, Recorder, bucket, percentile, present, rollup, upper_bound
 from django_dhara.words import plain
@@ -338,6 +338,23 @@ def test_reading_is_stopped_after_a_time(transactional_db, other_session, monkey
         assert (found.slow, found.past) == (["past", "lately"], None)
         cursor.execute("ROLLBACK")
     assert stats.history("default", None, stats.RANGES["1h"]).total.runs == 0
+
+
+def test_a_time_limit_is_the_shortest_and_ends_with_its_block(transactional_db):
+    def now():
+        return sql.on("default")("SELECT current_setting('statement_timeout'), current_setting('jit')", {})[0]
+
+    with transaction.atomic():
+        outside = now()
+        with sql.time_limit("default", 2.0, jit="off"):
+            assert now() == ("2s", "off")
+            with sql.time_limit("default", 0.5):
+                assert now() == ("500ms", "off")
+            with sql.time_limit("default", 30.0):
+                assert now() == ("2s", "off")
+        assert now() == outside
+    with pytest.raises(sql.TooSlow), sql.time_limit("default", 0.05):
+        sql.on("default")("SELECT pg_sleep(5)", {})
 
 
 def test_what_waits_is_told_by_queue(db):

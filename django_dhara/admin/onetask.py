@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 from uuid import UUID
 
 from django.contrib.admin.models import CHANGE, LogEntry
@@ -23,10 +23,6 @@ STACK = "stack"
 
 class TaskPageAdmin(ReadOnlyAdmin):
     """The addresses under one task's page that are no buttons of its own."""
-
-    class Media:
-        css: ClassVar = {"all": ("dhara/task.css",)}
-        js = ("dhara/task.js",)
 
     def get_urls(self) -> list[Any]:
         views: list[tuple[str, Any, str]] = [

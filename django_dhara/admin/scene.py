@@ -97,7 +97,7 @@ def read(alias: str, task: Any) -> Scene:
         else None,
         paused_at=_paused_at(alias, task) if waits else None,
         served=_is_served(alias, task) if waits else True,
-        documents=[*_documents(task)],
+        documents=[*documents(task)],
         backend_known=task.backend in getattr(settings, "TASKS", {}),
     )
 
@@ -120,7 +120,8 @@ def glance(alias: str, task: Any) -> Scene:
     )
 
 
-def _documents(task: Any) -> Iterable[Document]:
+def documents(task: Any) -> Iterable[Document]:
+    """The JSON columns of a row of `with_documents()` that are not empty, as people may see them."""
     for name in DOCUMENTS:
         text, size = getattr(task, f"{name}_text"), getattr(task, f"{name}_size")
         if text is None:

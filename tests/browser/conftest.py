@@ -13,7 +13,10 @@ CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 #: Nothing but our own files: no inline script or style, no other host.
-POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; form-action 'self'"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; form-action 'self'; "
+    "connect-src 'self'"
+)
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +58,8 @@ def browse(chromium, live_server, operator, settings):
         yield page
         context.close()
 
+    #: A test that breaks something on purpose empties it.
+    open_page.problems = problems
     yield open_page
     assert problems == []
 

@@ -1,10 +1,13 @@
 """What a run does right now: its worker tells, without its control loop waiting for anything."""
 
 import json
+import re
 from time import monotonic
 
 import pytest
 
+from django_dhara.models import Command
+from tests.test_admin import a_client, shown
 from tests.workers.harness import for_as_long_as, until
 from tests.workers.test_commands import answer
 
@@ -93,3 +96,17 @@ def test_many_questions_at_once_are_all_answered(crew, database):
     )  # fmt: skip
     until(lambda: database.value("SELECT count(*) FROM dhara_command WHERE answer ? 'stack'") == 200)
     for_as_long_as(0.5, lambda: database.states(task) == ["RUNNING"])
+
+
+def test_an_operator_sees_what_a_task_does(crew, database):
+    """From the button to the page, with a real worker: asked by one process, answered by another."""
+    client = a_client("view_task", "view_stacks")
+    crew.start()
+    task = begun(database, "here", "nap", 4.0)
+    response = client.post(f"/admin/dhara/task/{task}/stack/")
+    asked, command = monotonic(), Command.objects.get().pk
+    until(lambda: "time.sleep(seconds)" in shown(client.get(f"/admin/dhara/task/{task}/stack/{command}/")))
+    assert monotonic() - asked < 5.0  # a second on an idle machine
+    page = client.get(response["Location"]).content.decode()
+    assert re.search(r'<pre class="dhara-own">[^<]*tests/app/tasks.py[^<]*time.sleep\(seconds\)', page)
+    assert "frames of threading, django_dhara" in page
