@@ -18,15 +18,15 @@ class W9(Workload):
     name = "W9"
     title = "The original's load test over HTTP"
     measures = (
-        "Tasks are posted to `POST /api/v1/tasks` of a site under gunicorn (2 processes of 8 threads) by 16 clients with "
-        "a token, and run by one worker with 20 slots; each waits 50 to 200 ms, 125 on average. 3,000 at 100/s: from "
-        "enqueued to completed, by the database. 4,000 at 200/s, which is more than 20 slots can take: tasks a second. "
-        "Clients, site, worker and PostgreSQL share the machine; the original's figures are of another one."
+        "Tasks are posted to `POST /api/v1/tasks` of a site under gunicorn (2 processes of 8 threads) by 16 clients "
+        "with a token, and run by one worker with 20 slots; each waits 50 to 200 ms, 125 on average. 3,000 at 100/s: "
+        "from enqueued to completed, by the database. 4,000 at 200/s, which is more than 20 slots can take: tasks a "
+        "second. Clients, site, worker and PostgreSQL share the machine; the original's figures are of another one."
     )
     prediction = (
         "All completed. At 100/s p50 135, p95 205 and p99 215 ms: the function's own 125, 192 and 198, an insert, a "
-        "wake-up and a settle; 12 of 20 slots are in use. At saturation 158/s, which is what slots can give but for the "
-        "few milliseconds in which the processors are the site's."
+        "wake-up and a settle; 12 of 20 slots are in use. At saturation 158/s, which is what slots can give but for "
+        "the few milliseconds in which the processors are the site's."
     )
     predicted: ClassVar[dict[str, float]] = {"unfinished": 0, "p50": 135, "p95": 205, "p99": 215, "rate": 158}
     metrics = (

@@ -31,5 +31,4 @@ from django_dhara.admin.tasks import TaskAdmin
 from django_dhara.admin.tokens import TokenAdmin
 from django_dhara.admin.workers import WorkerAdmin
 
-__all__ = ["TaskAdmin", "TokenAdmin", "WorkerAdmin"]
-__all__ = ["BulkChangeAdmin", "QueueAdmin", "TaskAdmin", "WorkerAdmin"]
+__all__ = ["BulkChangeAdmin", "QueueAdmin", "TaskAdmin", "TokenAdmin", "WorkerAdmin"]

@@ -8,7 +8,8 @@ problems.py    everything that goes wrong as a problem document (RFC 9457)
 schemas.py     what is sent and answered
 tasks.py       tasks: enqueue, list, show, cancel, retry
 calls.py       a request becomes a call of a registered function
-listing.py     lists of any size in bounded steps
+finding.py     what a request asks of tasks, as a search of the core
+changes.py     cancel and retry of all tasks that match
 fleet.py       queues, workers, counts
 openapi.py     the description, and its page
 """

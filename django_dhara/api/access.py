@@ -65,6 +65,8 @@ SEE_QUEUES = Needs("read", ("dhara.view_queue",))
 ENQUEUE = Needs("enqueue", ("dhara.add_task",))
 CANCEL = Needs("operate", ("dhara.view_task", "dhara.cancel_task"))
 RETRY = Needs("operate", ("dhara.view_task", "dhara.revive_task"))
+#: Of a bulk change; what it is to do takes its own permission besides.
+CHANGE = Needs("operate", ("dhara.view_task",))
 PAUSE = Needs("operate", ("dhara.pause_queue",))
 
 

@@ -25,7 +25,7 @@ _OF_STATUS = {"401": ("WWW-Authenticate",), "405": ("Allow",), "429": ("Retry-Af
 #: Models whose fields are parameters; as a whole they are neither sent nor answered.
 _QUERIES = ("Listing", "OfBackend", "OfRange")
 #: In the order of the document.
-_TAGS = ("tasks", "queues", "workers", "stats")
+_TAGS = ("tasks", "changes", "queues", "workers", "stats")
 #: What can be done with a task that was enqueued.
 _LINKS = {
     name: {"operationId": name, "parameters": {"task_id": "$response.body#/id"}}

@@ -15,10 +15,10 @@ from django_dhara.states import State
 
 #: Tasks of one page of a list.
 PAGE, MAX_PAGE = 50, 200
-#: Tasks that one call of a bulk change looks for.
-MAX_CHANGE = 1000
 MAX_OFFSET = 10_000
 MAX_TEXT = 255
+#: As a search has it: what an id and PostgreSQL can hold.
+YEARS = 1970, 9000
 MAX_TYPE = 1000
 
 
@@ -32,6 +32,8 @@ def _moment(value: object) -> datetime:
         raise ValueError("must be a time such as 2030-01-31T08:00:00Z") from None
     if read.tzinfo is None:
         raise ValueError("must have an offset, such as Z or +02:00")
+    if not YEARS[0] <= read.year <= YEARS[1]:
+        raise ValueError(f"must be of a year between {YEARS[0]} and {YEARS[1]}")
     return read
 
 
@@ -93,24 +95,17 @@ class Selection(Sent):
 
     type: Type | None = Field(None, description="The dotted path of the function.")
     queue: Text | None = None
-    retrying: bool | None = Field(None, description="PENDING tasks that wait for another attempt; false: the others.")
+    retrying: bool | None = Field(None, description="PENDING tasks that failed before; false: the others.")
     created_after: Moment | None = Field(None, description="Enqueued at this time or later.")
     created_before: Moment | None = Field(None, description="Enqueued before this time.")
-
-
-class Change(Selection):
-    """Tasks to change: one status, and whichever filters."""
-
     backend: Text | None = Field(None, description="An alias in TASKS; by default the first.")
-    limit: int = Field(MAX_CHANGE, ge=1, le=MAX_CHANGE, description="Tasks to look for in one call.")
-    cursor: str | None = Field(None, max_length=2000, description="`next` of the answer before.")
 
 
-class CancelChange(Change):
+class CancelSelection(Selection):
     status: Literal["PENDING", "RUNNING"]
 
 
-class RetryChange(Change):
+class RetrySelection(Selection):
     status: Literal["DEAD", "CANCELED"]
 
 
@@ -128,7 +123,7 @@ class Listing(OfBackend):
     status: Status | None = None
     type: Type | None = Field(None, description="The dotted path of the function.")
     queue: Text | None = None
-    retrying: bool | None = Field(None, description="PENDING tasks that wait for another attempt; false: the others.")
+    retrying: bool | None = Field(None, description="PENDING tasks that failed before; false: the others.")
     created_after: Moment | None = Field(None, description="Enqueued at this time or later.")
     created_before: Moment | None = Field(None, description="Enqueued before this time.")
     limit: int = Field(PAGE, ge=1, le=MAX_PAGE)
@@ -227,15 +222,21 @@ class Retried(BaseModel):
     answer: Literal["retried"]
 
 
-class Changed(BaseModel):
-    """What a change of many came to."""
+class Change(BaseModel):
+    """A change of all tasks that match a search, and how far it is."""
 
-    counts: dict[str, int] = Field(description="Changed tasks by answer: canceled, requested, or retried.")
-    refused: int = Field(description="Found, and in another status by then.")
-    busy: int = Field(description="Locked by somebody else; they are not tried again by `next`.")
-    missing: int = Field(description="Found, and gone by then.")
-    next: str | None = Field(description="The cursor for the rest; null: that was all.")
-    more: bool = Field(description="There may be more: call again with `next` as the cursor.")
+    id: UUID
+    verb: str = Field(description="cancel or retry; the admin has others, too.")
+    search: str = Field(description="Which tasks, as the admin's search has it.")
+    counts: dict[str, int] = Field(
+        description="Tasks by what became of them: canceled, requested, retried; refused: in another status by then; "
+        "busy: locked by somebody else, and left as they were; missing: gone by then."
+    )
+    more: bool = Field(description="It is not at its end: continue it.")
+    begun_by: str
+    begun_at: Told
+    stopped_at: Told | None
+    finished_at: Told | None
 
 
 class Queue(BaseModel):

@@ -11,13 +11,12 @@ from ninja import Query
 from ninja.responses import Status
 
 from django_dhara import databases, models, operations
-from django_dhara.api import calls, listing, schemas, scope, shown
+from django_dhara.api import calls, finding, schemas, scope, shown
 from django_dhara.api.access import CANCEL, ENQUEUE, RETRY, SEE, Caller, caller_of
 from django_dhara.api.problems import Problem
 from django_dhara.api.service import endpoint
 from django_dhara.lifecycle import Tally
 from django_dhara.results import TaskResult
-from django_dhara.states import State
 
 logger = logging.getLogger("django_dhara.api")
 
@@ -81,37 +80,18 @@ def _enqueued(result: TaskResult, caller: Caller) -> schemas.Enqueued:
 def list_tasks(request: HttpRequest, query: Query[schemas.Listing]) -> schemas.Tasks:
     """List tasks.
 
-    The newest enqueued first; with a final status the last finished first; PENDING by queue, priority and run_at;
-    RUNNING by worker. A page may hold fewer tasks than asked for and still not be the last: follow `next` until it is
-    null. `offset` skips what `next` would pass.
+    The newest enqueued first; with a final status those that ended last. A page may hold fewer tasks than asked for and
+    still not be the last: follow `next` until it is null. `offset` skips what `next` would pass.
     """
     scope.refuse_unknown(request, schemas.Listing)
     backend = scope.backend(query.backend)
     alias = backend.settings.database
+    asked = finding.wanted(query, query.status, backend.alias, caller_of(request))
+    page = finding.page(alias, asked, limit=query.limit, cursor=query.cursor, offset=query.offset)
     with scope.limited(alias):
-        page = listing.page(
-            alias,
-            _filter(query, query.status, backend.alias, caller_of(request)),
-            limit=query.limit,
-            cursor=query.cursor,
-            offset=query.offset,
-        )
         rows = models.Task.objects.using(alias).filter(id__in=page.ids).defer(*shown.HEAVY)
         by_id = {row.id: row for row in rows}
     return schemas.Tasks(tasks=[shown.summary(by_id[id_]) for id_ in page.ids if id_ in by_id], next=page.next)
-
-
-def _filter(query: Any, status: str | None, backend: str, caller: Caller) -> listing.Filter:
-    return listing.Filter(
-        backend=backend,
-        status=status,
-        type=query.type,
-        queue=query.queue,
-        retrying=query.retrying,
-        created_after=query.created_after,
-        created_before=query.created_before,
-        queues=caller.queues,
-    )
 
 
 @endpoint("GET", "/tasks/{uuid:task_id}", tag=_TAG, needs=SEE, answers={200: schemas.Task})
@@ -170,34 +150,3 @@ def _log(verb: str, caller: Caller, tally: Tally) -> None:
     for answer, ids in tally.changed.items():
         what = ids[0] if len(ids) == 1 else f"{len(ids)} tasks"
         logger.info("%s: %s of %s by the API: %s", caller.name, verb, what, answer)
-
-
-@endpoint("POST", "/tasks/cancel", tag=_TAG, needs=CANCEL, answers={200: schemas.Changed})
-def cancel_tasks(request: HttpRequest, change: schemas.CancelChange) -> schemas.Changed:
-    """Cancel the tasks of a filter, a batch in each call; call again with `next` while there is `more`."""
-    return _change_many(request, "cancel", change, change.status)
-
-
-@endpoint("POST", "/tasks/retry", tag=_TAG, needs=RETRY, answers={200: schemas.Changed})
-def retry_tasks(request: HttpRequest, change: schemas.RetryChange) -> schemas.Changed:
-    """Retry the tasks of a filter, a batch in each call; call again with `next` while there is `more`."""
-    return _change_many(request, "revive", change, change.status)
-
-
-def _change_many(request: HttpRequest, verb: operations.Verb, change: schemas.Change, status: str) -> schemas.Changed:
-    backend, caller = scope.backend(change.backend), caller_of(request)
-    alias = backend.settings.database
-    with scope.limited(alias):
-        filter_ = _filter(change, State(status), backend.alias, caller)
-        page = listing.page(alias, filter_, limit=change.limit, cursor=change.cursor)
-        tally = operations.change(verb, page.ids, database=alias) if page.ids else Tally({})
-    _log(verb, caller, tally)
-    counts = {"retried" if answer == "revived" else answer: len(ids) for answer, ids in tally.changed.items()}
-    return schemas.Changed(
-        counts=counts,
-        refused=tally.refused,
-        busy=tally.busy,
-        missing=tally.missing,
-        next=page.next,
-        more=page.next is not None,
-    )

@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import include, path, re_path
 from django.utils.cache import get_conditional_response, set_response_etag
 
-from django_dhara.api import access, body, fleet, openapi, problems, tasks
+from django_dhara.api import access, body, changes, fleet, openapi, problems, tasks
 from django_dhara.api.problems import Problem
 from django_dhara.api.service import api
 
@@ -18,7 +18,7 @@ __all__ = ["urlpatterns"]
 
 View = Callable[..., HttpResponse]
 #: Modules that declare endpoints.
-_DECLARED = (tasks, fleet)
+_DECLARED = (tasks, changes, fleet)
 
 
 def guarded(view: View, *, is_open: Callable[[], bool] = lambda: False) -> View:

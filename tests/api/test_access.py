@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import get_resolver
 from django.views.debug import ExceptionReporter
 
-from django_dhara import tokens
+from django_dhara import bulk, pause, search, tokens
 from django_dhara.api.openapi import document, operations
 from django_dhara.models import Token
 from django_dhara.states import State
@@ -36,6 +36,9 @@ CALLS = {
     "retry_task": ("POST", "/tasks/{dead}/retry", None, "operate", ["view_task", "revive_task"]),
     "cancel_tasks": ("POST", "/tasks/cancel", {"status": "PENDING"}, "operate", ["view_task", "cancel_task"]),
     "retry_tasks": ("POST", "/tasks/retry", {"status": "DEAD"}, "operate", ["view_task", "revive_task"]),
+    "get_change": ("GET", "/changes/{change}", None, "read", ["view_task"]),
+    "continue_change": ("POST", "/changes/{change}/continue", None, "operate", ["view_task", "cancel_task"]),
+    "stop_change": ("DELETE", "/changes/{change}", None, "operate", ["view_task", "cancel_task"]),
     "list_queues": ("GET", "/queues", None, "read", ["view_queue"]),
     "pause_queue": ("POST", "/queues/mail/pause", None, "operate", ["pause_queue"]),
     "resume_queue": ("POST", "/queues/paused/resume", None, "operate", ["pause_queue"]),
@@ -50,10 +53,10 @@ WRITES = [name for name, (method, *_) in CALLS.items() if method != "GET"]
 @pytest.fixture
 def scene(db):
     """Something that every call can find."""
-    from django_dhara import pause
-
     pause("paused")
-    return {"pending": a_task().id, "dead": a_task(State.DEAD).id}
+    pending, dead = a_task(), a_task(State.DEAD)
+    change = bulk.create("default", "cancel", search.parse("state:pending"))
+    return {"pending": pending.id, "dead": dead.id, "change": change.pk}
 
 
 def call(caller, name, scene, **headers):
@@ -287,7 +290,9 @@ def test_no_token_gets_into_logs_answers_or_reports(db, caplog, monkeypatch, rf,
     seen = []
     for method, path, body, *_ in CALLS.values():
         for text in (secret, secret[:-1] + "-", "dht_" + "x" * 43):
-            seen.append(Api(text)(method, path.format(pending=uuid4(), dead=uuid4()), body).content.decode())
+            seen.append(
+                Api(text)(method, path.format(pending=uuid4(), dead=uuid4(), change=uuid4()), body).content.decode()
+            )
 
     def fails():
         raise RuntimeError("away")
@@ -328,7 +333,7 @@ def test_an_error_that_nobody_foresaw_is_logged_and_tells_nothing(api, monkeypat
     def fails(*args, **kwargs):
         raise RuntimeError("with the password hunter2 in it")
 
-    monkeypatch.setattr("django_dhara.api.listing.page", fails)
+    monkeypatch.setattr("django_dhara.api.finding.page", fails)
     response = api.get("/tasks")
     assert "hunter2" not in response.content.decode()
     problem(response, 500)
@@ -341,7 +346,7 @@ def test_under_debug_it_tells_as_little(api, monkeypatch, settings):
     def fails(*args, **kwargs):
         raise RuntimeError("hunter2")
 
-    monkeypatch.setattr("django_dhara.api.listing.page", fails)
+    monkeypatch.setattr("django_dhara.api.finding.page", fails)
     assert "hunter2" not in api.get("/tasks").content.decode()
 
 

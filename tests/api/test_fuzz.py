@@ -6,11 +6,13 @@
 import json
 import os
 from urllib.parse import quote, urlencode
+from uuid import UUID
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from django_dhara.models import BulkChange, Task
 from django_dhara.states import State
 from tests.api.conftest import BASE, Api, a_secret, rows
 from tests.api.test_access import CALLS
@@ -81,10 +83,9 @@ def holds_together(response, before):
 
 
 def path_of(name):
-    from django_dhara.models import Task
-
     found = {task.state: task.id for task in Task.objects.all()}
-    return CALLS[name][1].format(pending=found.get("PENDING"), dead=found.get("DEAD"))
+    change = BulkChange.objects.values_list("pk", flat=True).first() or UUID(int=0)
+    return CALLS[name][1].format(pending=found.get("PENDING"), dead=found.get("DEAD"), change=change)
 
 
 @pytest.mark.parametrize("name", CALLS)

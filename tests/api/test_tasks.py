@@ -6,7 +6,8 @@ from uuid import UUID, uuid4
 import pytest
 from django.db import connection
 
-from django_dhara.api import listing
+from django_dhara import bulk
+from django_dhara.api import finding
 from django_dhara.models import Task
 from django_dhara.states import State
 from tests.api.conftest import Api, a_secret, problem
@@ -96,9 +97,9 @@ def test_a_range_of_time_goes_by_the_enqueue(api):
     assert [task["type"] for task in found] == ["hour.1", "hour.2", "hour.3"]
 
 
-def test_a_clock_that_is_wrong_by_less_than_an_hour_hides_no_task(api):
+def test_a_clock_that_is_wrong_by_some_minutes_hides_no_task(api):
     now = datetime.now(UTC)
-    task = a_task(id=UUID(int=int((now - timedelta(minutes=50)).timestamp() * 1000) << 80), enqueued_at=now)
+    task = a_task(id=UUID(int=int((now - timedelta(minutes=9)).timestamp() * 1000) << 80), enqueued_at=now)
     assert ids(api.get(f"/tasks?created_after={(now - timedelta(minutes=1)):%Y-%m-%dT%H:%M:%SZ}")) == [str(task.id)]
 
 
@@ -111,8 +112,7 @@ def test_an_offset_leaves_out_what_a_cursor_passes(api):
 
 
 def test_a_page_of_a_rare_task_is_short_and_goes_on(api, monkeypatch):
-    monkeypatch.setattr(listing, "WINDOW", 4)
-    monkeypatch.setattr(listing, "LOOKS", 2)
+    monkeypatch.setattr(finding.search.finding, "WINDOWS", (4,))
     rows = [a_row(number, function="rare.one" if number in (1, 2, 17) else "many.of_them") for number in range(20)]
     first = api.get("/tasks?type=rare.one&limit=2").json()
     assert [task["id"] for task in first["tasks"]] == [str(rows[17].id)]
@@ -140,6 +140,12 @@ def test_a_wrong_query_is_400_and_names_the_parameter(api, query):
 
 
 @pytest.mark.parametrize("moment", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "0001-01-01T00:00:00%2B14:00"])
+@pytest.mark.parametrize("name", ["created_after", "created_before"])
+def test_what_no_id_can_hold_is_no_time(api, name, moment):
+    problem(api.get(f"/tasks?{name}={moment}"), 400, name)
+
+
+@pytest.mark.parametrize("moment", ["1970-01-01T00:00:00Z", "9000-12-31T23:59:59-11:00"])
 def test_the_ends_of_time_are_times(api, moment):
     a_row(1)
     assert len(ids(api.get(f"/tasks?created_after={moment}")) + ids(api.get(f"/tasks?created_before={moment}"))) == 1
@@ -149,7 +155,7 @@ def test_a_cursor_is_of_its_list(api):
     for number in range(5):
         a_row(number, State.DEAD)
     cursor = api.get("/tasks?limit=1&status=DEAD").json()["next"]
-    problem(api.get(f"/tasks?limit=1&cursor={cursor}"), 400, "cursor")
+    problem(api.get(f"/tasks?limit=1&status=PENDING&cursor={cursor}"), 400, "cursor")
 
 
 # One task
@@ -258,37 +264,59 @@ def test_neither_finds_a_task_that_is_not_there(api):
     problem(api.post(f"/tasks/{uuid4()}/retry"), 404)
 
 
-def batches(api, path, body):
-    """All answers to a change, call by call."""
-    cursor = None
-    for _ in range(100):
-        answer = api.post(path, {**body, "cursor": cursor})
-        assert answer.status_code == 200, answer.content
-        yield answer.json()
-        cursor = answer.json()["next"]
-        if not answer.json()["more"]:
-            return
+def changed(api, path, body):
+    """What a change came to, continued to its end."""
+    answer = api.post(path, body)
+    while answer.json().get("more"):
+        answer = api.post(f"/changes/{answer.json()['id']}/continue")
+    assert answer.status_code == 200, answer.content
+    return answer.json()
 
 
-def test_the_tasks_of_a_filter_are_canceled_in_batches(api):
+def test_the_tasks_of_a_filter_are_canceled(api, monkeypatch):
+    monkeypatch.setattr(bulk, "SECONDS", 0)
     mail = [a_row(number, queue="mail") for number in range(1, 8)]
     others = [a_row(20), a_row(21, State.RUNNING, queue="mail"), a_row(22, State.DEAD, queue="mail")]
-    answers = list(batches(api, "/tasks/cancel", {"status": "PENDING", "queue": "mail", "limit": 3}))
-    assert sum(answer["counts"].get("canceled", 0) for answer in answers) == 7
-    assert len(answers) >= 3
+    answer = changed(api, "/tasks/cancel", {"status": "PENDING", "queue": "mail"})
+    assert (answer["verb"], answer["counts"]) == ("cancel", {"canceled": 7})
+    assert answer["finished_at"]
+    assert api.get(f"/changes/{answer['id']}").json() == answer
     assert {fresh(task).state for task in mail} == {State.CANCELED}
     assert [fresh(task).state for task in others] == [State.PENDING, State.RUNNING, State.DEAD]
-    [answer] = batches(api, "/tasks/cancel", {"status": "RUNNING", "queue": "mail"})
-    assert answer["counts"] == {"requested": 1}
+    assert changed(api, "/tasks/cancel", {"status": "RUNNING", "queue": "mail"})["counts"] == {"requested": 1}
 
 
-def test_the_tasks_of_a_filter_are_retried_in_batches(api):
+def test_the_tasks_of_a_filter_are_retried(api):
     dead = [a_row(number, State.DEAD, function="shop.pay", finished_at=ago(number)) for number in range(1, 8)]
     other = a_row(20, State.DEAD)
-    answers = list(batches(api, "/tasks/retry", {"status": "DEAD", "type": "shop.pay", "limit": 2}))
-    assert sum(answer["counts"].get("retried", 0) for answer in answers) == 7
+    answer = changed(api, "/tasks/retry", {"status": "DEAD", "type": "shop.pay"})
+    assert (answer["verb"], answer["counts"]) == ("retry", {"retried": 7})
     assert {fresh(task).state for task in dead} == {State.PENDING}
     assert fresh(other).state == State.DEAD
+
+
+def test_a_change_goes_on_call_by_call_and_can_be_stopped(api, monkeypatch):
+    monkeypatch.setattr(finding.search.finding, "WINDOWS", (3,))
+    step = bulk.step
+    monkeypatch.setattr(bulk, "step", lambda alias, pk: step(alias, pk, seconds=0, batch=3))
+    rows = [a_row(number, State.DEAD) for number in range(1, 10)]
+    first = api.post("/tasks/retry", {"status": "DEAD"}).json()
+    assert (first["counts"], first["more"]) == ({"retried": 3}, True)
+    assert api.post(f"/changes/{first['id']}/continue").json()["counts"] == {"retried": 6}
+    stopped = api.delete(f"/changes/{first['id']}").json()
+    assert (stopped["more"], bool(stopped["stopped_at"])) == (False, True)
+    assert api.post(f"/changes/{first['id']}/continue").json()["counts"] == {"retried": 6}
+    assert sum(fresh(task).state == State.DEAD for task in rows) == 3
+
+
+def test_a_change_of_the_admins_other_verbs_is_shown_and_not_made(api):
+    task = a_task(State.DEAD)
+    change = bulk.create("default", "delete", finding.search.parse("state:dead"))
+    assert api.get(f"/changes/{change.pk}").json()["verb"] == "delete"
+    problem(api.post(f"/changes/{change.pk}/continue"), 403)
+    problem(api.delete(f"/changes/{change.pk}"), 403)
+    problem(api.get(f"/changes/{uuid4()}"), 404)
+    assert fresh(task).state == State.DEAD
 
 
 @pytest.mark.parametrize(
@@ -297,9 +325,8 @@ def test_the_tasks_of_a_filter_are_retried_in_batches(api):
         ("/tasks/cancel", {}, "status"),
         ("/tasks/cancel", {"status": "DEAD"}, "status"),
         ("/tasks/retry", {"status": "RUNNING"}, "status"),
-        ("/tasks/retry", {"status": "DEAD", "limit": 1001}, "limit"),
         ("/tasks/retry", {"status": "DEAD", "ids": []}, "ids"),
-        ("/tasks/retry", {"status": "DEAD", "cursor": "x"}, "cursor"),
+        ("/tasks/retry", {"status": "DEAD", "created_after": "0001-01-01T00:00:00Z"}, "created_after"),
         ("/tasks/cancel", {"status": "PENDING", "queue": "\0"}, "queue"),
         ("/tasks/cancel", {"status": "PENDING", "backend": "x"}, "backend"),
     ],
@@ -318,7 +345,7 @@ def test_a_locked_task_is_busy_and_the_others_are_changed(api, other_session):
         answer = api.post("/tasks/retry", {"status": "DEAD"}).json()
         other_session.rollback()
     other_session.set_autocommit(True)
-    assert (answer["counts"], answer["busy"]) == ({"retried": 1}, 1)
+    assert answer["counts"] == {"retried": 1, "busy": 1}
     assert fresh(free).state == State.PENDING
 
 
@@ -368,5 +395,9 @@ def test_a_token_of_some_queues_has_to_do_with_their_tasks_only(api):
     problem(restricted.delete(f"/tasks/{other.id}"), 404)
     problem(restricted.post(f"/tasks/{dead.id}/retry"), 404)
     assert restricted.post("/tasks/cancel", {"status": "PENDING"}).json()["counts"] == {"canceled": 1}
-    assert restricted.post("/tasks/retry", {"status": "DEAD"}).json()["counts"] == {}
+    change = restricted.post("/tasks/retry", {"status": "DEAD"}).json()
+    assert change["counts"] == {}
+    problem(restricted.post("/tasks/retry", {"status": "DEAD", "queue": "other"}), 403, "queue")
+    assert restricted.get(f"/changes/{change['id']}").status_code == 200
+    problem(Api(a_secret(queues=["mail"])).get(f"/changes/{change['id']}"), 404)
     assert (fresh(other).state, fresh(dead).state) == (State.PENDING, State.DEAD)
