@@ -32,9 +32,9 @@ def in_a_thread(work):
 def test_without_a_database_every_call_is_503(monkeypatch, name):
     secret = a_secret()
     session = a_session("view_task", "view_queue", "view_worker")
-    connection.close()
-    for key, value in {"HOST": "127.0.0.1", "PORT": str(free_port())}.items():
-        monkeypatch.setitem(connections.databases["default"], key, value)
+    engine, nowhere = type(connections["default"]), {"host": "127.0.0.1", "port": free_port()}
+    parameters = engine.get_connection_params
+    monkeypatch.setattr(engine, "get_connection_params", lambda self: {**parameters(self), **nowhere})
     method, path, body, *_ = CALLS[name]
     path = path.format(pending="00000000-0000-4000-8000-000000000001")
     for caller in (Api(secret), Api(client=session) if method == "GET" else Api(secret)):

@@ -35,8 +35,10 @@ def described(address, secret):
     with urlopen(request) as response:
         document = json.load(response)
     fields = document["components"]["schemas"]["NewTask"]["properties"]
-    fields["type"] = {"enum": ["tests.app.tasks.add", "tests.app.tasks.count"]}
-    fields["payload"] = {"type": "object", "properties": {"a": {"type": "integer"}, "name": {"type": "string"}}}
+    fields["type"] = {"enum": ["tests.app.tasks.add"]}
+    integer = {"type": "integer", "minimum": -1000, "maximum": 1000}
+    fields["payload"] = {"type": "object", "properties": {"a": integer, "b": integer}, "required": ["a"]}
+    fields["payload"]["additionalProperties"] = False
     fields["idempotency_key"] = {"enum": ["one", "two", None]}
     return document
 

@@ -85,7 +85,7 @@ def test_the_admin_shows_a_new_token_once():
     [secret] = TOKEN.findall(made.content.decode())
     assert "no-store" in made["Cache-Control"]
     row = Token.objects.get()
-    assert (row.name, row.scopes, row.queues, row.created_by) == ("ci", ["read"], ["mail", "b"], "boss")
+    assert (row.name, row.scopes, row.queues, row.created_by) == ("ci", ["read"], ["b", "mail"], "boss")
     assert tokens.find(secret) == row
     for page in (client.get(LIST), client.get(f"{LIST}{row.pk}/change/", follow=True), client.get(ADD)):
         assert secret not in page.content.decode()
