@@ -324,7 +324,10 @@ def as_duplicate(row: _Row, existing: Any, result: TaskResult) -> TaskResult:
         raise IdempotencyConflict(
             f"idempotency_key {row.key!r} of {row.function} belongs to task {existing.id} with other arguments: "
             f"it has {_short(existing.text)}, this call has {_short(row.encoded.text)}. "
-            f"Use another key, or the same arguments."
+            f"Use another key, or the same arguments.",
+            task_id=existing.id,
+            function=row.function,
+            key=row.key or "",
         )
     # Two calls of one bulk with one key share the row, not the result.
     result = copy(result)

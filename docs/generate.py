@@ -33,6 +33,7 @@ from django.core.management.base import CommandParser
 
 import django_dhara
 from django_dhara import conf, enqueue, errors, execution, project, results, retry, signals, states, tasks
+from django_dhara.api import openapi, problems, urls  # noqa: F401 - the addresses declare all calls
 
 
 def options_table() -> str:
@@ -96,6 +97,7 @@ COMMANDS = (
     "dhara_resume",
     "dhara_stats",
     "dhara_top",
+    "dhara_token",
 )
 
 
@@ -235,11 +237,54 @@ def signals_list() -> str:
     return "\n".join(f"- `{name}`: {' '.join(re.findall(r'#: (.*)', comment))}" for comment, name in found)
 
 
+def api_calls() -> str:
+    """Every call of the API: what it takes, and how it is answered."""
+    return "\n\n".join(_call(each) for each in openapi.operations(_description()))
+
+
+def _call(each: openapi.Operation) -> str:
+    parts = [f"### {each.method} {each.path}", f"{each.summary}. {each.description}".strip(), f"Takes {each.needs}."]
+    if each.parameters:
+        rows = ["| parameter | | |", "|---|---|---|"]
+        rows += [f"| `{one.name}` | {one.kind} | {one.description} |" for one in each.parameters]
+        parts.append("\n".join(rows))
+    if each.body:
+        parts.append(f"Body: [{each.body}](#{each.body.lower()}).")
+    answers = ", ".join(f"{status} [{name}](#{name.lower()})" for status, name in each.answers)
+    conflict = ", or the problem 409" if "409" in each.problems else ""
+    return "\n\n".join([*parts, f"Answers: {answers}{conflict}."])
+
+
+def api_schemas() -> str:
+    """Everything that is sent to the API, or answered."""
+    return "\n\n".join(_schema(*each) for each in openapi.schemas(_description()))
+
+
+def _schema(name: str, description: str, fields: list[openapi.Value]) -> str:
+    rows = ["| field | | |", "|---|---|---|"]
+    rows += [f"| `{one.name}` | {one.kind} | {one.description} |" for one in fields]
+    return "\n\n".join(filter(None, [f"### {name}", description, "\n".join(rows)]))
+
+
+def api_problems() -> str:
+    """Every kind of problem document."""
+    rows = ["| status | `type` | title |", "|---|---|---|"]
+    kinds = sorted(problems.KINDS.items(), key=lambda item: item[1].status)
+    return "\n".join(rows + [f"| {kind.status} | `{problems.TYPE}{name}` | {kind.title} |" for name, kind in kinds])
+
+
+def _description() -> dict[str, Any]:
+    return openapi.document("/dhara/api/v1/")
+
+
 #: The generated parts: page, name, function.
 PARTS = (
     ("reference/settings.md", "options", options_table),
     ("reference/settings.md", "project", project_table),
     ("reference/commands.md", "commands", commands_help),
+    ("reference/api.md", "calls", api_calls),
+    ("reference/api.md", "schemas", api_schemas),
+    ("reference/api.md", "problems", api_problems),
     ("reference/python.md", "names", names_list),
     ("reference/python.md", "task", task_fields),
     ("reference/python.md", "result", result_attributes),

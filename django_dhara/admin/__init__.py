@@ -1,5 +1,8 @@
 """The admin: what is in the queue, why it waits, and cancel, retry and run now. It imports no function's code.
 
+tasks.py        list and page of tasks, their actions and buttons
+workers.py      list and page of workers
+tokens.py       tokens of the HTTP API
 tasks.py        tasks: the page of one; tasklist.py their list, sidebar.py its filters, actions.py what is done to them
 bulkchanges.py  changes of all that match a search
 overview.py     what needs a person, and numbers; graphs.py has charts, breakdown.py its tables
@@ -25,6 +28,7 @@ text.py         times, states, JSON and foreign names as text
 from django_dhara.admin.bulkchanges import BulkChangeAdmin
 from django_dhara.admin.queues import QueueAdmin
 from django_dhara.admin.tasks import TaskAdmin
+from django_dhara.admin.tokens import TokenAdmin
 from django_dhara.admin.workers import WorkerAdmin
 
-__all__ = ["BulkChangeAdmin", "QueueAdmin", "TaskAdmin", "WorkerAdmin"]
+__all__ = ["BulkChangeAdmin", "QueueAdmin", "TaskAdmin", "TokenAdmin", "WorkerAdmin"]
