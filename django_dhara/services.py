@@ -12,7 +12,7 @@ from typing import Protocol
 
 import psycopg
 
-from django_dhara import events, lifecycle
+from django_dhara import events, lifecycle, stats
 from django_dhara.conf import Options
 from django_dhara.lifecycle import Rescued
 from django_dhara.sql import Execute
@@ -84,8 +84,8 @@ class Reaper:
 
 
 class Pruner:
-    """Deletes finished tasks after their time, and records of workers that nobody needs any more, in batches that are
-    over in milliseconds."""
+    """Deletes finished tasks after their time and records of workers that nobody needs any more, and rolls statistics
+    up, in batches that are over in milliseconds."""
 
     #: Rows deleted by one statement.
     BATCH = 1000
@@ -96,7 +96,7 @@ class Pruner:
             partial(prune, alias=alias, backend=backend, options=options, state=state, seconds=seconds)
             for state, seconds in retention(options)
         ]
-        self._turns.append(prune_records)
+        self._turns += [stats.roll_up, prune_records]
         self._pause = options.prune_seconds / len(self._turns)
 
     def tick(self, execute: Execute) -> None:
@@ -161,7 +161,8 @@ def prune(execute: Execute, *, alias: str, backend: str, options: Options, state
     )
 
 
-#: Days that statistics stay (the longest range shown is a week), and rows of workers that are gone and of commands.
+#: Days that minutes stay which nobody has rolled up (the longest range shown is a week), and rows of workers that are
+#: gone and of commands.
 STATISTICS_DAYS, RECORDS_DAYS = 8, 7
 
 _PRUNE_RECORDS = f"""/* dhara:prune_records */

@@ -107,7 +107,7 @@ def _targets(receivers: list[Any]) -> Iterator[logging.Logger | None]:
 
 #: The task whose function is running here; what it enqueues has it as its parent.
 current_task: ContextVar[UUID | None] = ContextVar("dhara_current_task", default=None)
-#: A worker runs in this process, and says once a minute what was left out; elsewhere, as in tests, every line is written.
+#: A worker runs in this process, and says once a minute what was left out; elsewhere, in tests, every line is written.
 sums_up = threading.Event()
 #: What is known of the run that is being announced, for receivers that write a line: the fields of its event.
 facts: ContextVar[Mapping[str, Any]] = ContextVar("dhara_facts", default=MappingProxyType({}))
