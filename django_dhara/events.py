@@ -266,6 +266,9 @@ THREAD_DIED = _of_workers("worker.thread_died", ERROR, "Thread %(thread)s has di
 WORKER_SUMMARY = _of_workers(
     "worker.summary", INFO, "Worker %(worker)s settled %(settled)d runs, %(failed)d did not succeed"
 )
+HEARTBEAT_FAILED = _of_workers(
+    "worker.heartbeat_failed", WARNING, "The heartbeat file %(path)s cannot be written: %(reason)s"
+)
 LEAVE_FAILED = _of_workers("worker.leave_failed", WARNING, "Worker %(worker)s could not take its leave: %(reason)s")
 OUTCOMES_UNWRITTEN = _of_workers(
     "worker.outcomes_unwritten", ERROR, "Worker %(worker)s leaves %(count)d outcomes unwritten"

@@ -53,7 +53,7 @@ def project_table() -> str:
     rows = ["| setting | default | limits | why |", "|---|---|---|---|"]
     for name, reason in reasons(project.Project).items():
         option = project.KEYS[name]
-        limits = " to ".join(_number(option.metadata[end]) for end in ("at_least", "at_most") if option.metadata)
+        limits = " to ".join(_number(option.metadata[end]) for end in ("at_least", "at_most") if end in option.metadata)
         default = _number(option.default) if limits else f"`{option.default!r}`"
         rows.append(f"| `{name.upper()}` | {default} | {limits} | {reason} |")
     return "\n".join(rows)
@@ -89,7 +89,7 @@ def commands_help() -> str:
     return "\n\n".join(f"## {name}\n\n```text\n{_help(name)}\n```" for name in COMMANDS)
 
 
-COMMANDS = ("dhara_worker", "dhara_reaper", "dhara_prune")
+COMMANDS = ("dhara_worker", "dhara_reaper", "dhara_prune", "dhara_health")
 
 
 def _help(name: str) -> str:

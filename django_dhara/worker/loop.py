@@ -28,6 +28,7 @@ from django_dhara.worker.clerk import Clerk
 from django_dhara.worker.ears import Ears
 from django_dhara.worker.hand import Hand
 from django_dhara.worker.lanes import Lanes
+from django_dhara.worker.pulse import Pulse
 from django_dhara.worker.reports import Reports
 from django_dhara.worker.session import Busy, Disconnected, Session
 from django_dhara.worker.settling import Settler
@@ -77,6 +78,8 @@ class Worker:
         self.id: UUID = uuid4()
         self.backend, self.options, self.wanted = backend, options, wanted
         self.presence = presence.Presence(self.id, name, options, wanted)
+        #: Shows that the control loop turns.
+        self.pulse = Pulse()
         #: Things that tick beside the claims.
         self.services: list[Service] = []
         self.exit_code = 0
@@ -117,6 +120,7 @@ class Worker:
                 self._serve()
         finally:
             signals.sums_up.clear()
+            self.pulse.end()
             self._alarm.close()
         return self.exit_code
 
@@ -158,6 +162,7 @@ class Worker:
             self.stop()
 
     def _turn(self) -> None:
+        self.pulse.beat()
         self._hand.gather()
         self._check()
         self._follow_stop()
@@ -204,7 +209,7 @@ class Worker:
     def _next_due(self) -> float:
         if self._session.is_open and self._may_claim_more():
             return 0.0
-        due = [self._check_at] if self._hand.is_busy else []
+        due = [self.pulse.due_at, *([self._check_at] if self._hand.is_busy else [])]
         if not self._session.is_open:
             return min([self._connect_at, *due])
         due += [self._claim_at, self._renew_at, self._stats_at, *(service.due_at for service in self.services)]

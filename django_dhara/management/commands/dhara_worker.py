@@ -22,6 +22,7 @@ from django_dhara.management import console, flags
 from django_dhara.management.reload import Reloader
 from django_dhara.services import Pruner, Reaper
 from django_dhara.worker import Worker
+from django_dhara.worker.pulse import Pulse
 
 
 class Command(BaseCommand):
@@ -56,6 +57,10 @@ class Command(BaseCommand):
         flags.add(
             parser, "--name", "DHARA_NAME", "A name for people; default: host and pid.", read=flags.name, default=""
         )
+        flags.add(
+            parser, "--heartbeat-file", "DHARA_HEARTBEAT_FILE", "Touch this file while the control loop turns.",
+            default="", metavar="PATH",
+        )  # fmt: skip
         flags.add(
             parser, "--log-format", console.VARIABLE, "Format of what is logged to the terminal: text or json.",
             read=flags.one_of(*FORMATTERS), default=None, metavar="FORMAT",
@@ -128,11 +133,20 @@ class Command(BaseCommand):
             )
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from None
+        worker.pulse = self._pulse(given["heartbeat_file"])
         if given["reap"]:
             worker.services.append(Reaper(options.database, backend.alias, options, worker.rescued))
         if given["prune"]:
             worker.services.append(Pruner(options.database, backend.alias, options))
         return worker
+
+    def _pulse(self, path: str) -> Pulse:
+        pulse = Pulse(path)
+        try:
+            pulse.begin()
+        except (OSError, ValueError) as error:
+            raise CommandError(f"--heartbeat-file {path}: {error}") from None
+        return pulse
 
 
 _IN_TRANSACTION = (
