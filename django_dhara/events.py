@@ -175,8 +175,8 @@ RUN_FAILED = _of_tasks(
 RUNS_FAILED = _of_tasks(
     "run.failed.repeated",
     INFO,
-    "%(function)s failed %(count)d more times since its last line, the same way: %(error_class)s, "
-    "fingerprint %(fingerprint)s",
+    "%(function)s failed in the same way since its last line, runs: %(count)d; %(error_class)s, fingerprint "
+    "%(fingerprint)s",
 )
 TASK_CANCELED = _of_tasks("task.canceled", INFO, "Task %(task_id)s (%(function)s) is canceled", *_RUN)
 TASK_RESCUED = _of_tasks(
@@ -252,6 +252,7 @@ ANNOUNCEMENT_FAILED = _of_workers("announcement.failed", ERROR, "A signal could 
 
 WORKER_STARTED = _of_workers("worker.started", INFO, "%(introduction)s", "worker")
 CHECK_WARNS = _of_workers("worker.check_warns", WARNING, "%(reason)s (%(check)s)", "hint")
+METRICS_SERVED = _of_workers("worker.metrics", INFO, "Metrics of worker %(worker)s: http://%(host)s:%(port)d/metrics")
 WORKER_STOPPED = _of_workers("worker.stopped", INFO, "Worker %(worker)s stopped.", "exit_code")
 WORKER_DRAINS = _of_workers(
     "worker.drains",
@@ -265,6 +266,9 @@ WORKER_DIED = _of_workers("worker.died", ERROR, "The control loop of worker %(wo
 THREAD_DIED = _of_workers("worker.thread_died", ERROR, "Thread %(thread)s has died")
 WORKER_SUMMARY = _of_workers(
     "worker.summary", INFO, "Worker %(worker)s settled %(settled)d runs, %(failed)d did not succeed"
+)
+METRICS_FAILED = _of_tasks(
+    "metrics.failed", WARNING, "The metrics lack the %(part)s in database '%(database)s': %(reason)s"
 )
 HEARTBEAT_FAILED = _of_workers(
     "worker.heartbeat_failed", WARNING, "The heartbeat file %(path)s cannot be written: %(reason)s"

@@ -21,7 +21,7 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
-from django_dhara import events, lifecycle, payload, registry, results, retry, sql
+from django_dhara import events, lifecycle, payload, registry, results, retry, sql, tracing
 from django_dhara.compat import DjangoTask, TaskContext, TaskError, task_started
 from django_dhara.conf import Options
 from django_dhara.errors import (
@@ -172,7 +172,7 @@ class Context(TaskContext):
     @property
     def metadata(self) -> dict[str, Any]:
         """What was given to `using(metadata=...)`."""
-        return json.loads(self._run.claim.metadata) if self._run.claim.metadata else {}
+        return tracing.without_carrier(json.loads(self._run.claim.metadata or "{}")) or {}
 
     @property
     def checkpoint(self) -> Any:
@@ -208,6 +208,15 @@ class Context(TaskContext):
 
 def execute(run: Run) -> Outcome:
     """Run a plain function to its end."""
+    if tracing.tracer is None:
+        return _execute(run)
+    with tracing.tracer.running(run) as tell:
+        outcome = _execute(run)
+        tell(outcome)
+    return outcome
+
+
+def _execute(run: Run) -> Outcome:
     try:
         _announce_start(run)
         return _execute_atomic(run) if run.is_atomic else complete(run, begin(run)())
@@ -233,6 +242,15 @@ def _execute_atomic(run: Run) -> Outcome:
 
 async def aexecute(run: Run) -> Outcome:
     """Run an `async def` function to its end."""
+    if tracing.tracer is None:
+        return await _aexecute(run)
+    with tracing.tracer.running(run) as tell:
+        outcome = await _aexecute(run)
+        tell(outcome)
+    return outcome
+
+
+async def _aexecute(run: Run) -> Outcome:
     try:
         if calls_user_code(task_started):
             await sync_to_async(_announce_start)(run)  # receivers may use the ORM, which the event loop forbids

@@ -41,7 +41,7 @@ def _calls(run: Run, outcome: Outcome, state: State) -> list[Call]:
             calls.append(lambda: _failed(run, outcome, state))
         case _:
             pass
-    if state is State.DEAD and is_heard(task_finished, logging.ERROR):
+    if state is State.DEAD and (is_heard(task_finished, logging.ERROR) or signals.task_dead.receivers):
         calls.append(lambda: _finished(run, outcome, state))
     elif state is State.CANCELED and is_heard(signals.task_canceled, logging.INFO):
         calls.append(lambda: announce(signals.task_canceled, run.backend, task_result=_result(run, outcome, state)))
@@ -85,6 +85,8 @@ def _finished(run: Run, outcome: Outcome, state: State) -> None:
     if state is State.COMPLETED:
         announce(task_finished, run.backend, task_result=told)
     else:
+        # In this order: who reports exceptions knows it by the time that Django's receiver logs it, and takes it once.
+        _announce_with_exception(signals.task_dead, run, task_result=told)
         _announce_with_exception(task_finished, run, task_result=told)
 
 
@@ -93,9 +95,11 @@ def _announce_with_exception(signal: Signal, run: Run, **named: Any) -> None:
     if run.exception is None:
         announce(signal, run.backend, **named)
         return
+    where = run.exception.__traceback__
     try:
         raise run.exception
-    except BaseException:
+    except BaseException as error:
+        error.__traceback__ = where  # without this place, which would come with each signal
         announce(signal, run.backend, **named)
 
 
@@ -119,14 +123,30 @@ def of_rescued(backend: type, database: str, rescued: list[Rescued]) -> list[Cal
 
 
 def _rescued(backend: type, database: str, task: Rescued) -> None:
+    named = {"task_id": task.id, "function": task.function, "queue": task.queue, "state": task.state.value}
+    token = signals.facts.set({**named, "outcome": "lost"})
+    try:
+        _announce_rescued(backend, database, task)
+    finally:
+        signals.facts.reset(token)
+
+
+def _announce_rescued(backend: type, database: str, task: Rescued) -> None:
     if is_heard(signals.task_rescued, logging.WARNING):
         named = {"task_id": str(task.id), "function": task.function, "queue": task.queue, "state": task.state}
         announce(signals.task_rescued, backend, **named)
-    ends = {State.DEAD: (task_finished, logging.ERROR), State.CANCELED: (signals.task_canceled, logging.INFO)}
-    signal, level = ends.get(task.state, (None, 0))
-    if signal is not None and is_heard(signal, level):
+    heard = [signal for signal, level in _ENDS.get(task.state, ()) if is_heard(signal, level)]
+    if heard:
         for _, told in read_results(Task.objects.using(database).filter(id=task.id), imports=False):
-            announce(signal, backend, task_result=told)
+            for signal in heard:
+                announce(signal, backend, task_result=told)
+
+
+#: What is told of a task that ended without a run, and at which level the log has it.
+_ENDS = {
+    State.DEAD: ((signals.task_dead, logging.ERROR), (task_finished, logging.ERROR)),
+    State.CANCELED: ((signals.task_canceled, logging.INFO),),
+}
 
 
 def of_lost(run: Run) -> list[Call]:

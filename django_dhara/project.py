@@ -14,7 +14,7 @@ from typing import Any
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dhara.conf import Problem, parsed, shown
+from django_dhara.conf import Problem, number, parsed, shown
 
 #: Characters of a secret that somebody has thought up.
 MIN_SECRET = 16
@@ -60,6 +60,16 @@ class Project:
     #: Networks from which `/readyz` and `/metrics` are open to everybody, such as "10.0.0.0/8, ::1/128". It is the
     #: address that has connected: behind a proxy that of the proxy.
     observe_networks: str = field(default="", metadata={"check": networks})
+
+    #: With `django_dhara.contrib.otel`: a run is not only linked to its enqueue but a child of it, in the same trace.
+    trace_runs_as_children: bool = False
+
+    #: With `django_dhara.contrib.sentry`: failed runs that will be tried again are events, too, not only DEAD tasks.
+    sentry_attempts: bool = False
+
+    #: Pairs of queue and function that metrics tell apart in one process; what comes with a further pair is counted as
+    #: "other".
+    metrics_max_series: int = number(200, at_least=1, at_most=10_000)
 
 
 KEYS: dict[str, Field[Any]] = {each.name: each for each in fields(Project)}

@@ -28,6 +28,9 @@ task_committed = Signal()
 attempt_failed = Signal()
 #: A failed task was put back and will run again after `delay` seconds: `task_result`, `delay`.
 task_retried = Signal()
+#: A task ended DEAD: `task_result`. The exception of its last run, where there is one, is being handled meanwhile.
+#: (Django's `task_finished` is sent as well, and for every COMPLETED task, which costs something to tell.)
+task_dead = Signal()
 #: A task ended CANCELED: `task_result`.
 task_canceled = Signal()
 #: The reaper took back a task whose lease ran out: `task_id`, `function`, `queue`, `state` (where it is now).

@@ -33,3 +33,14 @@ if "DHARA_TEST_DB" in os.environ:
             "root": {"handlers": ["stderr"], "level": os.environ.get("DHARA_TEST_LOG_LEVEL", "INFO")},
         }
     )
+if path := os.environ.get("DHARA_TEST_SPANS"):
+    from tests.observers import trace_to
+
+    trace_to(path)
+    INSTALLED_APPS.append("django_dhara.contrib.otel")
+if path := os.environ.get("DHARA_TEST_EVENTS"):
+    from tests.observers import report_to
+
+    report_to(path)
+    INSTALLED_APPS.append("django_dhara.contrib.sentry")
+    DHARA = {"SENTRY_ATTEMPTS": True}

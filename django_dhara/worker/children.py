@@ -30,7 +30,7 @@ from typing import Any
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dhara import __version__, execution, hygiene
+from django_dhara import __version__, execution, hygiene, meter
 from django_dhara.errors import ChildDied, LeaseLost, UnknownFunction
 from django_dhara.execution import Run
 from django_dhara.states import HandedBack, Outcome
@@ -262,7 +262,8 @@ class _Child:
             while (message := self._next_message(run))[0] != "ended":
                 begun = True
                 self._pass_on(run, *message)
-            _, outcome, run.settled, unknown = message
+            _, outcome, run.settled, unknown, enqueued = message
+            meter.ENQUEUED.add_all(enqueued)
         except (EOFError, OSError):
             return self._without_answer(run) if begun else HandedBack()
         except Exception as problem:  # noqa: BLE001 - whatever unpickling makes of what a function wrote into the pipe

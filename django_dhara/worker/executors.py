@@ -361,8 +361,12 @@ class Herald:
         self._waiting.put(call)
 
     @property
+    def waiting(self) -> int:
+        return self._waiting.qsize()
+
+    @property
     def is_full(self) -> bool:
-        return self._waiting.qsize() > self.FULL
+        return self.waiting > self.FULL
 
     @property
     def lives(self) -> bool:

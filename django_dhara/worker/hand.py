@@ -43,6 +43,17 @@ class Demand(NamedTuple):
     kinds: frozenset[str]
 
 
+class Load(NamedTuple):
+    """How much a worker holds: functions that run, tasks that wait for a thread, runs that are not settled yet, overdue
+    functions that do not end, and signals whose receivers were not called yet."""
+
+    running: int
+    waiting: int
+    ended: int
+    abandoned: int
+    receivers: int
+
+
 class Hand:
     """The runs of one worker and the executors that run them.
 
@@ -135,6 +146,17 @@ class Hand:
     def abandoned(self) -> int:
         """Overdue functions that do not end, each on a thread that is lost until they do."""
         return len(self._abandoned)
+
+    def load(self) -> Load:
+        """What it holds, for the metrics; from any thread."""
+        held = list(self._open)
+        return Load(
+            running=sum(run.started is not None for run in held),
+            waiting=sum(run.started is None for run in held),
+            ended=len(self.endings),
+            abandoned=len(self._abandoned),
+            receivers=self._herald.waiting,
+        )
 
     def find(self, task: UUID, lease: int) -> Run | None:
         return next((run for run in self._runs if run.key == (task, lease)), None)

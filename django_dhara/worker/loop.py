@@ -12,12 +12,12 @@ import random
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID, uuid4
 
 import psycopg
 
-from django_dhara import events, hygiene, lifecycle, news, signals, stats, wakeup
+from django_dhara import events, hygiene, lifecycle, meter, news, signals, stats, wakeup
 from django_dhara.conf import Options
 from django_dhara.execution import Run
 from django_dhara.lifecycle import Rescued, Settled, Wanted
@@ -26,7 +26,7 @@ from django_dhara.worker import orders, presence, voice
 from django_dhara.worker.alarm import Alarm
 from django_dhara.worker.clerk import Clerk
 from django_dhara.worker.ears import Ears
-from django_dhara.worker.hand import Hand
+from django_dhara.worker.hand import Hand, Load
 from django_dhara.worker.lanes import Lanes
 from django_dhara.worker.pulse import Pulse
 from django_dhara.worker.reports import Reports
@@ -51,6 +51,18 @@ BURST_PATIENCE_SECONDS = 10.0
 COMMAND_SECONDS = 0.8
 #: How often running functions are looked at: overdue ones, blocked event loops, tasks that wait too long here.
 CHECK_SECONDS = 0.1
+
+
+class Glance(NamedTuple):
+    """How a worker stands."""
+
+    #: What it has settled since it began, by backend, queue and function.
+    totals: dict[tuple[str, str, str], stats.Counts]
+    load: Load
+    #: Since the control loop turned last.
+    silent_seconds: float
+    has_database: bool
+    is_draining: bool
 
 
 class Worker:
@@ -242,7 +254,9 @@ class Worker:
             unknown=demand.left_out,
             view=self._lanes.look(),
         )
+        meter.CLAIM_SECONDS.observe(monotonic() - asked)
         if demand.limit:
+            meter.CLAIM_TASKS.observe(len(haul.claims))
             self._lanes.learn(demand, haul)
         if self._tasks_left is not None:
             self._tasks_left -= len(haul.claims)
@@ -401,11 +415,22 @@ class Worker:
                 service.due_at = monotonic() + BUSY_SECONDS
                 service.tick(self._session.execute)
 
+    def glance(self) -> Glance:
+        """How it stands, for the metrics; from any thread."""
+        return Glance(
+            totals=self._recorder.totals(),
+            load=self._hand.load(),
+            silent_seconds=max(monotonic() - self.pulse.turned_at, 0.0),
+            has_database=self._session.is_open,
+            is_draining=self._is_stopping,
+        )
+
     def rescued(self, rescued: list[Rescued]) -> None:
         """What the reaper of this process took back."""
         for task in rescued:
             what = "dead" if task.state is State.DEAD else "lost"
             self._recorder.add(stats.Event(self.wanted.backend, task.queue, task.function, what))
+            meter.RESCUED.add(self.wanted.backend, task.queue)
         self._hand.tell(*news.of_rescued(type(self.backend), self.options.database, rescued))
         self._claim_at = 0.0
 

@@ -15,7 +15,7 @@ from uuid import UUID
 
 import psycopg
 
-from django_dhara import events, lifecycle, news, stats
+from django_dhara import events, lifecycle, meter, news, stats
 from django_dhara.conf import Options
 from django_dhara.execution import Run
 from django_dhara.lifecycle import Ending, Settled
@@ -177,6 +177,7 @@ class Settler:
     def on_lost(self, run: Run) -> None:
         """The task is not this run's any more."""
         self._reports.refuse(run)
+        meter.LEASES_LOST.add(run.alias, run.claim.queue)
         self._hand.tell(*news.of_lost(run))
 
 
@@ -211,7 +212,7 @@ def write(
     An exception instead of an answer: even the least that can be said of this run was refused.
     """
     try:
-        answers = lifecycle.settle(execute, worker, endings, max_interrupted=max_interrupted) if endings else []
+        answers = _settle(execute, worker, endings, max_interrupted) if endings else []
     except UNSTORABLE as error:
         if len(endings) == 1:
             yield _write_least(execute, worker, endings[0], error, max_interrupted=max_interrupted)
@@ -220,6 +221,14 @@ def write(
                 yield from write(execute, worker, [ending], max_interrupted=max_interrupted)
         return
     yield from answers
+
+
+def _settle(execute: Execute, worker: UUID, endings: Sequence[Ending], max_interrupted: int) -> list[Settled]:
+    asked = monotonic()
+    answers = lifecycle.settle(execute, worker, endings, max_interrupted=max_interrupted)
+    meter.SETTLE_SECONDS.observe(monotonic() - asked)
+    meter.SETTLE_RUNS.observe(len(endings))
+    return answers
 
 
 def _write_least(

@@ -53,6 +53,23 @@ def fail():
 
 
 @task
+def enqueue_another(name):
+    count.enqueue(name)
+
+
+@task
+async def aenqueue_another(name):
+    await count.aenqueue(name)
+
+
+@task
+def fail_with(secret):
+    """What a reporter of errors must not send is an argument, and a local variable."""
+    hidden = f"{secret} again"
+    raise LookupError(len(hidden))
+
+
+@task
 def warn_in_log():
     logging.getLogger("shop").warning("from a\nfunction")
 

@@ -62,6 +62,14 @@ class Command(BaseCommand):
             default="", metavar="PATH",
         )  # fmt: skip
         flags.add(
+            parser, "--metrics-port", "DHARA_METRICS_PORT", "Serve /metrics and /livez on this port; 0: any free one.",
+            read=flags.port, default=None, metavar="PORT",
+        )  # fmt: skip
+        flags.add(
+            parser, "--metrics-host", "DHARA_METRICS_HOST", "... of this address. Default: 127.0.0.1.",
+            read=flags.name, default="127.0.0.1", metavar="ADDRESS",
+        )  # fmt: skip
+        flags.add(
             parser, "--log-format", console.VARIABLE, "Format of what is logged to the terminal: text or json.",
             read=flags.one_of(*FORMATTERS), default=None, metavar="FORMAT",
         )  # fmt: skip
@@ -94,6 +102,8 @@ class Command(BaseCommand):
         registry.discover()
         reloader = Reloader(worker.stop) if _reloads(given) else None
         self._say(events.WORKER_STARTED, introduction=_introduction(worker), worker=worker.presence.name)
+        if given["metrics_port"] is not None:
+            self._serve_metrics(worker, given["metrics_host"], given["metrics_port"])
         code = self._run(worker)
         if reloader is not None and reloader.changed:
             reloader.restart()
@@ -109,6 +119,18 @@ class Command(BaseCommand):
         if not console.is_json():
             self.stdout.write(self.style.SUCCESS(event.text % fields))
             self.stdout.flush()
+
+    def _serve_metrics(self, worker: Worker, host: str, port: int) -> None:
+        try:
+            from django_dhara.metrics.server import Server
+
+            server = Server(worker, host, port)
+        except ImproperlyConfigured as error:
+            raise CommandError(f"--metrics-port: {error}") from None
+        except OSError as error:
+            raise CommandError(f"--metrics-port: cannot listen on {host} port {port}: {error.strerror}.") from None
+        server.start()
+        self._say(events.METRICS_SERVED, worker=worker.presence.name, host=host, port=server.server_port)
 
     def _run(self, worker: Worker) -> int:
         """Serve; if the control loop dies its error is told, and the process ends as after any other end."""
