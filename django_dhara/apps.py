@@ -1,5 +1,8 @@
 """The Django app: label `dhara`, tables `dhara_*`."""
 
+import os
+from importlib.util import find_spec
+
 from django.apps import AppConfig
 
 
@@ -10,6 +13,12 @@ class DharaConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from django_dhara import checks, log  # noqa: F401  # its receivers connect
+        from django_dhara import checks, log, meter, project
 
         checks.install()
+        log.install()
+        meter.limit_series(project.usable().metrics_max_series)
+        if os.environ.get("PROMETHEUS_MULTIPROC_DIR") and find_spec("prometheus_client"):
+            from django_dhara.metrics import shared
+
+            shared.install()

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -20,16 +19,15 @@ from functools import reduce
 from inspect import currentframe
 from operator import or_
 from typing import TYPE_CHECKING, Any, overload
-from uuid import UUID
 
 from django.db import OperationalError, connections, transaction
 from django.db.models import Q
 
-from django_dhara import payload, results, wakeup
+from django_dhara import meter, payload, results, tracing, wakeup
 from django_dhara.compat import DjangoTask, task_enqueued
 from django_dhara.errors import IdempotencyConflict, IsolationError, PayloadError
 from django_dhara.results import TaskResult
-from django_dhara.signals import announce, is_heard, task_committed
+from django_dhara.signals import announce, current_task, is_heard, task_committed
 from django_dhara.sql import array
 from django_dhara.states import State
 from django_dhara.tasks import Call, Task, bind_arguments
@@ -46,9 +44,6 @@ except ImportError:
 
 #: Rows in one INSERT. Larger statements gain nothing more: the time goes into the rows.
 CHUNK = 1000
-
-#: The task whose function is running here; what it enqueues has it as its parent.
-current_task: ContextVar[UUID | None] = ContextVar("dhara_current_task", default=None)
 
 
 def new_id() -> UUID:
@@ -78,6 +73,10 @@ class _Row:
     enqueued_at: datetime | None = None
     committed: bool = False
     result: TaskResult | None = None
+
+    @property
+    def queue(self) -> str:
+        return self.task.queue_name
 
 
 class Enqueued(Sequence[TaskResult]):
@@ -121,12 +120,22 @@ def enqueue(backend: DharaBackend, calls: Sequence[Call]) -> Sequence[TaskResult
     rows = [check(backend, call) for call in calls]
     connection = connections[backend.settings.database]
     _warn_of_other_alias(connection)
+    if tracing.tracer is None or not rows:
+        _insert_all(connection, backend, rows)
+    else:
+        with tracing.tracer.enqueuing(backend.alias, rows) as carrier:
+            for row in rows:
+                row.metadata = tracing.with_carrier(row.metadata, carrier)
+            _insert_all(connection, backend, rows)
+    _announce(connection, backend, rows)
+    return Enqueued(backend, rows)
+
+
+def _insert_all(connection: BaseDatabaseWrapper, backend: DharaBackend, rows: list[_Row]) -> None:
     if len(rows) == 1:
         _insert(connection, backend, rows)
     else:
         _insert_many(connection, backend, rows)
-    _announce(connection, backend, rows)
-    return Enqueued(backend, rows)
 
 
 def check(backend: QueueBackend, call: Call) -> _Row:
@@ -377,6 +386,8 @@ def _committed(backend: DharaBackend, rows: list[_Row]) -> None:
         if row.result is not None:
             object.__setattr__(row.result, "committed", True)
     new = [row for row in rows if row.enqueued_at is not None]
+    for (queue, function), number in Counter((row.task.queue_name, row.function) for row in new).items():
+        meter.ENQUEUED.add(backend.alias, queue, function, amount=number)
     if task_committed.receivers:
         for result in Enqueued(backend, new):
             announce(task_committed, type(backend), task_result=result)

@@ -21,10 +21,9 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
-from django_dhara import lifecycle, payload, registry, results, retry, sql
+from django_dhara import events, lifecycle, payload, registry, results, retry, sql, tracing
 from django_dhara.compat import DjangoTask, TaskContext, TaskError, task_started
 from django_dhara.conf import Options
-from django_dhara.enqueue import current_task
 from django_dhara.errors import (
     DharaError,
     Discard,
@@ -38,7 +37,7 @@ from django_dhara.errors import (
 )
 from django_dhara.lifecycle import Claim, Ending
 from django_dhara.results import in_django_time
-from django_dhara.signals import announce, calls_user_code, is_heard
+from django_dhara.signals import announce, calls_user_code, current_task, is_heard
 from django_dhara.states import (
     Completed,
     Discarded,
@@ -52,8 +51,6 @@ from django_dhara.states import (
     TimedOut,
 )
 from django_dhara.tasks import MAX_DELAY, Task
-
-logger = logging.getLogger("django_dhara.worker")
 
 #: Seconds before a task whose function does not exist here is offered again, to us or to a newer worker.
 UNKNOWN_DELAY_SECONDS = 15.0
@@ -177,7 +174,7 @@ class Context(TaskContext):
     @property
     def metadata(self) -> dict[str, Any]:
         """What was given to `using(metadata=...)`."""
-        return json.loads(self._run.claim.metadata) if self._run.claim.metadata else {}
+        return tracing.without_carrier(json.loads(self._run.claim.metadata or "{}")) or {}
 
     @property
     def checkpoint(self) -> Any:
@@ -213,6 +210,15 @@ class Context(TaskContext):
 
 def execute(run: Run) -> Outcome:
     """Run a plain function to its end."""
+    if tracing.tracer is None:
+        return _execute(run)
+    with tracing.tracer.running(run) as tell:
+        outcome = _execute(run)
+        tell(outcome)
+    return outcome
+
+
+def _execute(run: Run) -> Outcome:
     try:
         _announce_start(run)
         return _execute_atomic(run) if run.is_atomic else complete(run, begin(run)())
@@ -238,6 +244,15 @@ def _execute_atomic(run: Run) -> Outcome:
 
 async def aexecute(run: Run) -> Outcome:
     """Run an `async def` function to its end."""
+    if tracing.tracer is None:
+        return await _aexecute(run)
+    with tracing.tracer.running(run) as tell:
+        outcome = await _aexecute(run)
+        tell(outcome)
+    return outcome
+
+
+async def _aexecute(run: Run) -> Outcome:
     try:
         if calls_user_code(task_started):
             await sync_to_async(_announce_start)(run)  # receivers may use the ORM, which the event loop forbids
@@ -293,7 +308,7 @@ def _announce_start(run: Run) -> None:
         if is_heard(task_started, logging.INFO):
             announce(task_started, run.backend, task_result=result(run, State.RUNNING))
     except BaseException:  # what even a robust signal lets through, such as SystemExit
-        logger.exception("A receiver of task_started ended badly")
+        events.RECEIVER_FAILED.murmur("", exc_info=True)
 
 
 def complete(run: Run, value: Any) -> Outcome:
@@ -302,7 +317,8 @@ def complete(run: Run, value: Any) -> Outcome:
         value.close()
     text, warning = payload.storable_result(value, max_bytes=run.options.max_result_bytes)
     if warning:
-        logger.warning("The result of %s %s was %s", run.claim.function, run.claim.id, warning)
+        named = {"task_id": run.claim.id, "function": run.claim.function}
+        events.RESULT_CHANGED.murmur((run.claim.function, warning), change=warning, **named)
     return Completed(text, warning)
 
 
@@ -350,7 +366,7 @@ def _delay(run: Run, error: BaseException, told: Error) -> float | None:
     failed = result(run, State.PENDING, TaskError(exception_class_path=told.class_path, traceback=told.traceback))
     delay, problem = retry.delay_from(own, error, failed, default=default)
     if problem is not None:
-        logger.error("The backoff of %s failed; the default was used", run.claim.function, exc_info=problem)
+        events.BACKOFF_FAILED.murmur(run.claim.function, function=run.claim.function, exc_info=problem)
     return delay
 
 

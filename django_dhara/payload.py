@@ -133,6 +133,10 @@ def encode_value(value: object, name: str, *, max_bytes: int) -> str:
     return fitting(compact(normalised(value, name, Walk(max_bytes))), name, max_bytes)
 
 
+#: What a tracer sends along, in the metadata; no caller may use the name.
+TRACE_KEY = "dhara.trace"
+
+
 def encode_metadata(metadata: Mapping[str, Any], *, max_bytes: int) -> str:
     """Return the JSON text of a task's metadata: `encode_value` for what must be an object.
 
@@ -141,6 +145,8 @@ def encode_metadata(metadata: Mapping[str, Any], *, max_bytes: int) -> str:
     """
     if not isinstance(metadata, Mapping):
         raise PayloadTypeError(f"metadata must be a mapping, not {type(metadata).__qualname__}")
+    if TRACE_KEY in metadata:
+        raise PayloadError(f"metadata has the key {TRACE_KEY!r}, which belongs to tracers")
     return encode_value(metadata, "metadata", max_bytes=max_bytes)
 
 

@@ -11,7 +11,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 from django.utils import timezone
 
-from django_dhara import registry
+from django_dhara import registry, tracing
 from django_dhara.compat import DjangoTask, TaskError, TaskResultStatus
 from django_dhara.compat import TaskResult as DjangoTaskResult
 from django_dhara.errors import UnknownFunction
@@ -163,7 +163,7 @@ def task_of(row: models.Task, *, imports: bool = True) -> DjangoTask:
     except Exception:
         task = missing_task(row.function)
     if isinstance(task, Task):
-        options |= {"metadata": row.metadata, "idempotency_key": row.idempotency_key}
+        options |= {"metadata": tracing.without_carrier(row.metadata), "idempotency_key": row.idempotency_key}
     return changed(task, **options)
 
 

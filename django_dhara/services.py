@@ -5,7 +5,6 @@ Any number of them may tick side by side: each statement locks what it takes and
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic
@@ -13,15 +12,13 @@ from typing import Protocol
 
 import psycopg
 
-from django_dhara import lifecycle, stats
+from django_dhara import events, lifecycle, stats
 from django_dhara.conf import Options
 from django_dhara.lifecycle import Rescued
 from django_dhara.sql import Execute
 from django_dhara.states import State
 from django_dhara.worker.alarm import Alarm
 from django_dhara.worker.session import Busy, Disconnected, Session
-
-logger = logging.getLogger("django_dhara.worker")
 
 
 class Service(Protocol):
@@ -174,7 +171,7 @@ def _tick(service: Service, session: Session) -> None:
     except (Disconnected, Busy, psycopg.Error) as error:
         if isinstance(error, Disconnected) and error.is_shortage:
             service.on_shortage()
-        logger.warning("%s tries again: %s", session.name, " ".join(str(error).split()))
+        events.SERVICE_WAITS.murmur(type(error).__name__, service=session.name, reason=error)
 
 
 def retention(options: Options) -> Iterable[tuple[State, float]]:

@@ -11,6 +11,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import logging
 import os
 import re
 import sys
@@ -32,7 +33,7 @@ if __name__ == "__main__":
 from django.core.management.base import CommandParser
 
 import django_dhara
-from django_dhara import conf, enqueue, errors, execution, project, results, retry, signals, states, tasks
+from django_dhara import conf, enqueue, errors, events, execution, project, results, retry, signals, states, tasks
 from django_dhara.api import openapi, problems, urls  # noqa: F401 - the addresses declare all calls
 
 
@@ -53,7 +54,7 @@ def project_table() -> str:
     rows = ["| setting | default | limits | why |", "|---|---|---|---|"]
     for name, reason in reasons(project.Project).items():
         option = project.KEYS[name]
-        limits = " to ".join(_number(option.metadata[end]) for end in ("at_least", "at_most") if option.metadata)
+        limits = " to ".join(_number(option.metadata[end]) for end in ("at_least", "at_most") if end in option.metadata)
         default = _number(option.default) if limits else f"`{option.default!r}`"
         rows.append(f"| `{name.upper()}` | {default} | {limits} | {reason} |")
     return "\n".join(rows)
@@ -98,6 +99,7 @@ COMMANDS = (
     "dhara_stats",
     "dhara_top",
     "dhara_token",
+    "dhara_health",
 )
 
 
@@ -277,6 +279,17 @@ def _description() -> dict[str, Any]:
     return openapi.document("/dhara/api/v1/")
 
 
+def events_table() -> str:
+    """Every kind of line, by its logger and in the order of events.py."""
+    rows = ["| event | logger | level | text | fields beside those of the text |", "|---|---|---|---|---|"]
+    for event in events.EVENTS.values():
+        text = re.sub(r"%\((\w+)\)(?:\.\d+)?[a-z]", r"*\1*", event.text).replace("_", r"\_").replace("|", r"\|")
+        beside = [f"`{name}`" for name in event.fields if f"%({name})" not in event.text]
+        level = logging.getLevelName(event.level)
+        rows.append(f"| `{event.name}` | `{event.logger.name}` | {level} | {text} | {', '.join(beside)} |")
+    return "\n".join(rows)
+
+
 #: The generated parts: page, name, function.
 PARTS = (
     ("reference/settings.md", "options", options_table),
@@ -293,6 +306,7 @@ PARTS = (
     ("reference/python.md", "warning", warning_text),
     ("reference/python.md", "errors", errors_tree),
     ("reference/python.md", "signals", signals_list),
+    ("reference/events.md", "events", events_table),
     ("explanation/states.md", "arrows", arrows_table),
 )
 

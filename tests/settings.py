@@ -22,10 +22,25 @@ if "DHARA_TEST_DB" in os.environ:
     DATABASES["default"]["NAME"] = os.environ["DHARA_TEST_DB"]
     DATABASES["default"].update(json.loads(os.environ.get("DHARA_TEST_DATABASE", "{}")))
     DEBUG = os.environ.get("DHARA_TEST_DEBUG") == "1"
-    LOGGING = {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {"line": {"format": "%(levelname)s %(name)s: %(message)s"}},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
-        "root": {"handlers": ["stderr"], "level": "INFO"},
-    }
+    LOGGING = (
+        {}
+        if os.environ.get("DHARA_TEST_LOGGING") == "none"
+        else {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "formatters": {"line": {"format": "%(levelname)s %(name)s: %(message)s"}},
+            "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+            "root": {"handlers": ["stderr"], "level": os.environ.get("DHARA_TEST_LOG_LEVEL", "INFO")},
+        }
+    )
+if path := os.environ.get("DHARA_TEST_SPANS"):
+    from tests.observers import trace_to
+
+    trace_to(path)
+    INSTALLED_APPS.append("django_dhara.contrib.otel")
+if path := os.environ.get("DHARA_TEST_EVENTS"):
+    from tests.observers import report_to
+
+    report_to(path)
+    INSTALLED_APPS.append("django_dhara.contrib.sentry")
+    DHARA = {"SENTRY_ATTEMPTS": True}

@@ -81,6 +81,12 @@ def count(raw: str) -> int:
     return int(raw)
 
 
+def port(raw: str) -> int:
+    if not raw.isdecimal() or not 0 <= int(raw) <= 65_535:
+        raise argparse.ArgumentTypeError(f"must be a port from 0 to 65535, not {raw!r}")
+    return int(raw)
+
+
 def span(unit: str, most: int) -> Callable[[str], float]:
     """A number of `unit`, from 0 to `most`."""
 
@@ -97,9 +103,11 @@ def span(unit: str, most: int) -> Callable[[str], float]:
 
 
 def one_of(*words: str) -> Callable[[str], str]:
+    """One of these words."""
+
     def parse(raw: str) -> str:
         if raw not in words:
-            raise argparse.ArgumentTypeError(f"must be one of {', '.join(words)}, not {raw!r}")
+            raise argparse.ArgumentTypeError(f"must be {' or '.join(words)}, not {raw!r}")
         return raw
 
     return parse

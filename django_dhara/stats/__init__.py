@@ -29,7 +29,7 @@ from django_dhara.stats.present import (
     waiting,
     workers,
 )
-from django_dhara.stats.record import COUNTED, Event, Recorder, events_of
+from django_dhara.stats.record import COUNTED, Counts, Event, Recorder, events_of
 from django_dhara.stats.rollup import roll_up
 from django_dhara.stats.trouble import Facts, Item, attention, in_words
 
@@ -41,6 +41,7 @@ __all__ = [
     "LIMIT_SECONDS",
     "RANGES",
     "By",
+    "Counts",
     "Died",
     "Event",
     "Facts",

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
+from django_dhara import meter
 from django_dhara.lifecycle import Ending
 from django_dhara.sql import Execute
 from django_dhara.states import State
@@ -58,7 +59,9 @@ def events_of(run: Run, ending: Ending, state: State, backend: str) -> Iterator[
 
 
 @dataclass(slots=True)
-class _Counts:
+class Counts:
+    """What happened to one function of one queue."""
+
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     run_seconds: float = 0.0
     wait_seconds: float = 0.0
@@ -74,18 +77,46 @@ class _Counts:
             self.wait_seconds += event.wait_seconds
             self.wait_histogram[bucket(event.wait_seconds)] += 1
 
+    def plus(self, other: Counts) -> Counts:
+        """Both, as a new one."""
+        return Counts(
+            _sum(self.counts, other.counts),
+            self.run_seconds + other.run_seconds,
+            self.wait_seconds + other.wait_seconds,
+            _sum(self.run_histogram, other.run_histogram),
+            _sum(self.wait_histogram, other.wait_histogram),
+        )
+
+
+K = TypeVar("K")
+
+
+def _sum(one: Mapping[K, int], other: Mapping[K, int]) -> dict[K, int]:
+    """Of what another thread may be adding to: it is copied first."""
+    found = dict(one)
+    for key, number in dict(other).items():
+        found[key] = found.get(key, 0) + number
+    return found
+
 
 #: The columns of `Minute` and `Quarter` that count, and those that hold histograms.
 COUNTED = ("completed", "failed", "dead", "canceled", "lost", "snoozed", "interrupted")
 HISTOGRAMS = ("run_histogram", "wait_histogram")
 
 
+#: Backend, queue and function.
+Key = tuple[str, str, str]
+_NOTHING = Counts()
+
+
 class Recorder:
-    """What one worker has settled since it last wrote."""
+    """What one worker has settled since it last wrote, and in all."""
 
     def __init__(self, worker: UUID) -> None:
         self._worker = worker
-        self._counts: dict[tuple[str, str, str], _Counts] = defaultdict(_Counts)
+        self._counts: dict[Key, Counts] = defaultdict(Counts)
+        #: What was written, and what was not yet: in one piece, for the thread that reads the metrics.
+        self._state: tuple[Mapping[Key, Counts], Mapping[Key, Counts]] = {}, self._counts
 
     def add(self, event: Event) -> None:
         self._counts[event.backend, event.queue, event.function].add(event)
@@ -106,7 +137,18 @@ class Recorder:
             "wait_histogram": [json.dumps(c.wait_histogram) for c in counts],
         }
         execute(_FLUSH, parameters | {name: [c.counts[name] for c in counts] for name in COUNTED})
-        self._counts.clear()
+        sums, self._counts = self.totals(), defaultdict(Counts)
+        self._state = sums, self._counts
+
+    def totals(self) -> dict[Key, Counts]:
+        """All that was ever added, by backend, queue and function; from any thread. Of pairs beyond the limit of the
+        metrics the first comers keep their names."""
+        written, new = self._state
+        sums = dict(written)
+        for key, counts in list(new.items()):
+            name: Key = key if key in sums or len(sums) < meter.most_series else (key[0], meter.OTHER, meter.OTHER)
+            sums[name] = sums.get(name, _NOTHING).plus(counts)
+        return sums
 
 
 def added(row: str) -> str:

@@ -24,7 +24,7 @@ from time import monotonic, sleep
 from typing import Any, NoReturn
 from uuid import UUID
 
-from django_dhara import __version__, execution, hygiene, registry
+from django_dhara import __version__, execution, hygiene, meter, registry
 from django_dhara.compat import task_backends
 from django_dhara.conf import Options
 from django_dhara.errors import LeaseLost
@@ -144,7 +144,8 @@ class Child:
             hygiene.after_run(claim.function)
             self._restore()
         self._take_signals()
-        self._send("ended", run.outcome, run.settled, str(run.exception) if run.unknown else None)
+        unknown = str(run.exception) if run.unknown else None
+        self._send("ended", run.outcome, run.settled, unknown, meter.ENQUEUED.take())
 
     def _call(self, run: Run) -> Outcome:
         run.started = monotonic()

@@ -30,7 +30,7 @@ from typing import Any
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dhara import __version__, execution, hygiene
+from django_dhara import __version__, execution, hygiene, meter
 from django_dhara.errors import ChildDied, LeaseLost, UnknownFunction
 from django_dhara.execution import Run
 from django_dhara.states import HandedBack, Outcome
@@ -50,7 +50,8 @@ CLOSE_SECONDS = 2.0
 
 _BOOT = (
     "import json, sys; fd, path = json.loads(sys.argv[1]); sys.path[:] = path; "
-    "import django; django.setup(); from django_dhara.worker.child import main; main(fd)"
+    "import django; django.setup(); from django_dhara.management.console import log_here; log_here(); "
+    "from django_dhara.worker.child import main; main(fd)"
 )
 
 
@@ -281,7 +282,8 @@ class _Child:
             while (message := self._next_message(run))[0] != "ended":
                 begun = begun or message[0] != "stack"  # which may be a late word on the run before
                 self._pass_on(run, *message)
-            _, outcome, run.settled, unknown = message
+            _, outcome, run.settled, unknown, enqueued = message
+            meter.ENQUEUED.add_all(enqueued)
         except (EOFError, OSError):
             return self._without_answer(run) if begun else HandedBack()
         except Exception as problem:  # noqa: BLE001 - whatever unpickling makes of what a function wrote into the pipe

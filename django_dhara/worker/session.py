@@ -7,7 +7,6 @@ never answers and no timeout of the server's would reach us.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
@@ -18,7 +17,7 @@ from django.db import connections
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.datetime import TimestamptzLoader
 
-logger = logging.getLogger("django_dhara.worker")
+from django_dhara import meter
 
 #: Deadlock, serialization failure, lock timeout, statement timeout: the statement did nothing, and may be tried again.
 TRY_AGAIN = frozenset({"40P01", "40001", "55P03", "57014"})
@@ -68,6 +67,8 @@ class Session:
         #: Is there a pooler in between? Then nothing of the server's session is ours, to alter or to rely on.
         self.is_pooled = False
         self._connection: _Connection | None = None
+        #: What it is for, for the metrics: the second word of names such as "dhara worker 0198...".
+        self._what = (*name.split(), "")[1]
 
     def hurry(self) -> None:
         """The worker is to stop: no statement, the one under way included, gets more than 2 seconds from its start."""
@@ -96,13 +97,19 @@ class Session:
         """
         if self._connection is not None:
             return
-        connection = _connect(self)
+        try:
+            connection = _connect(self)
+        except Disconnected:
+            meter.DATABASE_ERRORS.add(self._what, "connect")
+            raise
         try:
             _prepare(connection)
         except (psycopg.Error, OSError) as error:
             connection.close()
+            meter.DATABASE_ERRORS.add(self._what, "connect")
             raise Disconnected(_one_line(error)) from error
         self._connection = connection
+        meter.CONNECTS.add(self._what)
 
     def execute(self, statement: str, parameters: Mapping[str, Any] | None = None) -> Sequence[tuple[Any, ...]]:
         """Run one statement, which is a transaction of its own, and return its rows.
@@ -119,10 +126,13 @@ class Session:
             if error.sqlstate in NOT_PREPARED:
                 self.prepares = False
             if error.sqlstate in TRY_AGAIN | NOT_PREPARED:
+                meter.DATABASE_ERRORS.add(self._what, "busy")
                 raise Busy(_one_line(error)) from error
             if self.raw.closed or _is_server_side(error):  # an overdue statement counts as one, too
+                meter.DATABASE_ERRORS.add(self._what, "lost")
                 self.close()
                 raise Disconnected(_one_line(error)) from error
+            meter.DATABASE_ERRORS.add(self._what, "refused")
             raise
 
     def shares_sessions(self, other: Session) -> bool:

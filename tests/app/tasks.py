@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import decimal
+import logging
 import os
 import re
 import signal
@@ -44,6 +45,33 @@ def add(a, b=2):
 @task
 def count(name):
     mark(name)
+
+
+@task
+def fail():
+    raise ValueError("the reason")
+
+
+@task
+def enqueue_another(name):
+    count.enqueue(name)
+
+
+@task
+async def aenqueue_another(name):
+    await count.aenqueue(name)
+
+
+@task
+def fail_with(secret):
+    """What a reporter of errors must not send is an argument, and a local variable."""
+    hidden = f"{secret} again"
+    raise LookupError(len(hidden))
+
+
+@task
+def warn_in_log():
+    logging.getLogger("shop").warning("from a\nfunction")
 
 
 # ------------------------------------------------------------------------------------------------- that take their time
