@@ -32,7 +32,7 @@ if __name__ == "__main__":
 from django.core.management.base import CommandParser
 
 import django_dhara
-from django_dhara import conf, enqueue, errors, execution, project, results, retry, signals, states, tasks
+from django_dhara import conf, doctor, enqueue, errors, execution, project, results, retry, signals, states, tasks
 
 
 def options_table() -> str:
@@ -88,7 +88,7 @@ def commands_help() -> str:
     return "\n\n".join(f"## {name}\n\n```text\n{_help(name)}\n```" for name in COMMANDS)
 
 
-COMMANDS = ("dhara_worker", "dhara_reaper", "dhara_prune")
+COMMANDS = ("dhara_worker", "dhara_reaper", "dhara_prune", "dhara_doctor")
 
 
 def _help(name: str) -> str:
@@ -227,6 +227,26 @@ def signals_list() -> str:
     return "\n".join(f"- `{name}`: {' '.join(re.findall(r'#: (.*)', comment))}" for comment, name in found)
 
 
+def troubles_list() -> str:
+    """A section for each trouble that the doctor can find."""
+    return "\n\n".join(map(_trouble, doctor.troubles()))
+
+
+def _trouble(trouble: doctor.Trouble) -> str:
+    remedy = trouble.remedy.replace("{{", "{").replace("}}", "}")
+    severity = trouble.severity.name.capitalize()
+    return f"### {trouble.id}\n\n*{severity}.* {trouble.title}.\n\n{trouble.why}\n\n```text\n{remedy}\n```"
+
+
+def limits_table() -> str:
+    """From when on something is a finding, from the `#:` comments in doctor/case.py."""
+    rows = ["| limit | value | what it is |", "|---|---|---|"]
+    defaults = doctor.Limits()
+    for name, reason in reasons(doctor.Limits).items():
+        rows.append(f"| `{name}` | {_number(getattr(defaults, name))} | {reason} |")
+    return "\n".join(rows)
+
+
 #: The generated parts: page, name, function.
 PARTS = (
     ("reference/settings.md", "options", options_table),
@@ -240,6 +260,8 @@ PARTS = (
     ("reference/python.md", "warning", warning_text),
     ("reference/python.md", "errors", errors_tree),
     ("reference/python.md", "signals", signals_list),
+    ("reference/doctor.md", "troubles", troubles_list),
+    ("reference/doctor.md", "limits", limits_table),
     ("explanation/states.md", "arrows", arrows_table),
 )
 

@@ -59,8 +59,9 @@ class Limits:
     slot_bytes: float = 1e10
     #: Milliseconds below which a statement_timeout or lock_timeout ends enqueues and settles that only had to wait.
     timeout_ms: float = 1000.0
-    #: Dead letters of an hour, at least so many and so many times the hourly mean of the day before.
+    #: Dead letters of an hour, at least.
     dead_count: int = 10
+    #: So many times the hourly mean of the day before.
     dead_factor: float = 3.0
     #: Days before the end of a server version's life.
     end_of_life_days: int = 0
@@ -148,7 +149,9 @@ class BackendCase:
     def workers(self) -> list[Any]:
         """Workers that have not taken their leave in the last day, with the age of their last word, in seconds."""
         return self.rows("""
-            SELECT id, name, host, version, queues, exclude_queues, concurrency, lease_seconds,
+            SELECT id, name, host, version, lease_seconds,
+                   ARRAY(SELECT jsonb_array_elements_text(queues)) AS queues,
+                   ARRAY(SELECT jsonb_array_elements_text(exclude_queues)) AS exclude,
                    extract(epoch FROM statement_timestamp() - heartbeat_at)::float8 AS silent,
                    extract(epoch FROM statement_timestamp() - started_at)::float8 AS age
             FROM dhara_worker

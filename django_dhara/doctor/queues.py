@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from django_dhara import registry
 from django_dhara.doctor.case import LANES, BackendCase
@@ -58,16 +59,17 @@ NOT_SERVED = Trouble(
 def unserved_queues(case: BackendCase) -> Iterator[Finding]:
     if not case.alive:
         return
-    waits = {queue: seconds for queue, seconds in case.ready_queues.items() if queue not in case.paused}
+    long = case.limits.ready_seconds
+    waits = {queue: seconds for queue, seconds in case.ready_queues.items() if seconds > long}
     unserved = [queue for queue in waits if not any(_serves(worker, queue) for worker in case.alive)]
+    unserved = sorted(set(unserved) - case.paused.keys())
     if unserved:
         what = listed([f"{queue} (since {span(waits[queue])})" for queue in unserved])
         yield NOT_SERVED.seen(what, backend=case.alias, queues=",".join(unserved))
 
 
-def _serves(worker: object, queue: str) -> bool:
-    queues, exclude = getattr(worker, "queues", None) or [], getattr(worker, "exclude_queues", None) or []
-    return queue in queues if queues else queue not in exclude
+def _serves(worker: Any, queue: str) -> bool:
+    return queue in worker.queues if worker.queues else queue not in worker.exclude
 
 
 PAUSED = Trouble(

@@ -223,7 +223,8 @@ class _Index(NamedTuple):
 
 
 def indexes(case: Case) -> Iterator[Finding]:
-    found, wanted = case.rows(_INDEXES, tables=_tables()), list(_wanted_indexes(case))
+    found, existing = case.rows(_INDEXES, tables=_tables()), _existing(case)
+    wanted = [index for index in _wanted_indexes(case) if index.table in existing]
     named = {row.name: row for row in found}
     ours, names = {_shape(index.command) for index in wanted}, {index.name for index in wanted}
     there = {(row.table, _shape(row.definition)) for row in found}
@@ -308,12 +309,13 @@ def constraints(case: Case) -> Iterator[Finding]:
               AND conrelid IN (SELECT to_regclass(quote_ident(name)) FROM unnest(%(tables)s::text[]) AS name)""",
         tables=_tables(),
     )
-    names = {row.name for row in found}
+    names, existing = {row.name for row in found}, _existing(case)
     editor = connections[case.database].schema_editor()
     for model in _models():
         for one in model._meta.constraints:  # noqa: SLF001
-            if isinstance(one, models.CheckConstraint) and one.name not in names:
-                table, command = model._meta.db_table, str(one.create_sql(model, editor))  # noqa: SLF001
+            table = model._meta.db_table  # noqa: SLF001
+            if isinstance(one, models.CheckConstraint) and one.name not in names and table in existing:
+                command = str(one.create_sql(model, editor))
                 yield CONSTRAINT_MISSING.seen(f"{table} has no {one.name}", command=f"{command};".replace('"', ""))
     for row in found:
         if not row.is_valid:
@@ -423,6 +425,12 @@ def attachments(case: Case) -> Iterator[Finding]:
         SELECT tgname AS name, tgrelid::regclass::text AS table FROM pg_trigger
         WHERE tgrelid = to_regclass('dhara_task') AND NOT tgisinternal AND tgenabled <> 'D'"""):
         yield TRIGGER.seen(f"{row.name} on {row.table}", table=row.table, name=row.name)
+
+
+def _existing(case: Case) -> set[str]:
+    found = case.rows("SELECT name FROM unnest(%(tables)s::text[]) AS name "
+                      "WHERE to_regclass(quote_ident(name)) IS NOT NULL", tables=_tables())  # fmt: skip
+    return {row.name for row in found}
 
 
 def _models() -> list[Any]:

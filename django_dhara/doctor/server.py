@@ -133,8 +133,8 @@ ENDS_SESSIONS = Trouble(
     "dhara.D017", Severity.WARNING,
     "A timeout of the server ends runs or wake-ups",
     "transaction_timeout and idle_in_transaction_session_timeout end the transaction of a function with atomic=True "
-    "whose own timeout is longer; idle_session_timeout ends listening sessions, and what was announced meanwhile is found "
-    "by polling.",
+    "whose own timeout is longer; idle_session_timeout ends listening sessions, and what was announced meanwhile is "
+    "found by polling.",
     "{undo}",
 )  # fmt: skip
 

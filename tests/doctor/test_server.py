@@ -38,22 +38,11 @@ def test_questions_that_wait_for_a_lock_are_given_up_and_told(patient):
     with patient.session() as other:
         other.execute("LOCK TABLE dhara_worker IN ACCESS EXCLUSIVE MODE")
         found = patient.findings(table_lock_seconds=0.0)
-        other.rollback()
     assert {finding.id for finding in found} == {"dhara.D002", "dhara.D065"}
     [lock] = [finding for finding in found if finding.id == "dhara.D065"]
     assert "AccessExclusiveLock on dhara_worker" in lock.what
-    assert f"pg_terminate_backend({other.info.backend_pid})" in lock.do
+    assert "pg_terminate_backend(" in lock.do
     assert patient.is_well()
-
-
-@pytest.fixture
-def stranger(patient):
-    """A role that owns nothing; `grant` gives it rights on our tables."""
-    patient.does("CREATE ROLE stranger LOGIN", "GRANT pg_read_all_stats TO stranger")
-    patient.settings["USER"] = "stranger"
-    patient.does("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO stranger")
-    yield
-    patient.does("DROP OWNED BY stranger", "DROP ROLE stranger")
 
 
 def test_a_role_that_sees_only_itself_is_told(patient, stranger):
@@ -77,7 +66,7 @@ def reloads(patient):
     def reload(name, value):
         changed.append(name)
         patient.does(f"ALTER SYSTEM SET {name} = {value}", "SELECT pg_reload_conf()")
-        until(lambda: patient.session().execute(f"SHOW {name}").fetchone() == (value,))
+        until(lambda: patient.value_anew(f"SHOW {name}") == value)
 
     yield reload
     for name in changed:
@@ -147,10 +136,10 @@ def test_a_transaction_without_a_limit(patient):
     patient.does(f"ALTER DATABASE {where} SET idle_in_transaction_session_timeout = 0")
     patient.takes(patient.has("dhara.D018"))
     assert patient.is_well()
-    patient.does(f"ALTER DATABASE {where} RESET idle_in_transaction_session_timeout")
 
 
-WORKER = """INSERT INTO dhara_worker (id, backend, name, host, pid, version, queues, exclude_queues, concurrency, lease_seconds)
+WORKER = """INSERT INTO dhara_worker
+    (id, backend, name, host, pid, version, queues, exclude_queues, concurrency, lease_seconds)
     VALUES (gen_random_uuid(), 'default', 'big', 'here', 1, '0.1.0', '[]', '[]', 900, 30)"""
 
 
@@ -162,11 +151,9 @@ def test_workers_that_may_open_more_connections_than_there_are(patient):
 def test_hardly_a_connection_is_left(patient, stranger):
     patient.does("ALTER ROLE stranger CONNECTION LIMIT 4")
     patient.options["NOTIFY"] = False  # no connection is left to listen on
-    sessions = [patient.session(user="stranger") for _ in range(3)]
-    finding = patient.has("dhara.D020")
+    with patient.session(user="stranger"), patient.session(user="stranger"), patient.session(user="stranger"):
+        finding = patient.has("dhara.D020")
     assert finding.what == "4 of 4 connections are used (the connection limit of role stranger)"
-    for session in sessions:
-        session.close()
 
 
 def test_a_pooler_and_what_it_does_to_wake_ups(patient, database, pooler):
