@@ -73,10 +73,11 @@ class Finding:
 
 def span(seconds: float) -> str:
     """A time for people: "45 s", "12 min", "3.5 h", "9 days"."""
-    for size, unit in ((86_400 * 2, "days"), (3600 * 2, "h"), (120, "min")):
-        if seconds >= size:
-            return f"{seconds / {'days': 86_400, 'h': 3600, 'min': 60}[unit]:.3g} {unit}"
-    return f"{seconds:.3g} s"
+    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        count = seconds / length
+        if count >= 2 or unit == "s":
+            break
+    return f"{count:.2g} {unit}" if count < 10 else f"{count:.0f} {unit}"
 
 
 def size(count: float) -> str:

@@ -121,6 +121,7 @@ def pair():
         standby = Standby(primary.folder, primary)
         yield primary, standby
         standby.close()
+        primary.database.close()
 
 
 @contextmanager
