@@ -10,6 +10,7 @@ class DharaConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from django_dhara import checks, log  # noqa: F401  # its receivers connect
+        from django_dhara import checks, log
 
         checks.install()
+        log.install()

@@ -12,7 +12,6 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -20,7 +19,6 @@ from functools import reduce
 from inspect import currentframe
 from operator import or_
 from typing import TYPE_CHECKING, Any, overload
-from uuid import UUID
 
 from django.db import OperationalError, connections, transaction
 from django.db.models import Q
@@ -29,7 +27,7 @@ from django_dhara import payload, results, wakeup
 from django_dhara.compat import DjangoTask, task_enqueued
 from django_dhara.errors import IdempotencyConflict, IsolationError, PayloadError
 from django_dhara.results import TaskResult
-from django_dhara.signals import announce, is_heard, task_committed
+from django_dhara.signals import announce, current_task, is_heard, task_committed
 from django_dhara.sql import array
 from django_dhara.states import State
 from django_dhara.tasks import Call, Task, bind_arguments
@@ -46,9 +44,6 @@ except ImportError:
 
 #: Rows in one INSERT. Larger statements gain nothing more: the time goes into the rows.
 CHUNK = 1000
-
-#: The task whose function is running here; what it enqueues has it as its parent.
-current_task: ContextVar[UUID | None] = ContextVar("dhara_current_task", default=None)
 
 
 class AliasWarning(RuntimeWarning):

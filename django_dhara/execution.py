@@ -21,10 +21,9 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
-from django_dhara import lifecycle, payload, registry, results, retry, sql
+from django_dhara import events, lifecycle, payload, registry, results, retry, sql
 from django_dhara.compat import DjangoTask, TaskContext, TaskError, task_started
 from django_dhara.conf import Options
-from django_dhara.enqueue import current_task
 from django_dhara.errors import (
     DharaError,
     Discard,
@@ -38,7 +37,7 @@ from django_dhara.errors import (
 )
 from django_dhara.lifecycle import Claim, Ending
 from django_dhara.results import in_django_time
-from django_dhara.signals import announce, calls_user_code, is_heard
+from django_dhara.signals import announce, calls_user_code, current_task, is_heard
 from django_dhara.states import (
     Completed,
     Discarded,
@@ -52,8 +51,6 @@ from django_dhara.states import (
     TimedOut,
 )
 from django_dhara.tasks import MAX_DELAY, Task
-
-logger = logging.getLogger("django_dhara.worker")
 
 #: Seconds before a task whose function does not exist here is offered again, to us or to a newer worker.
 UNKNOWN_DELAY_SECONDS = 15.0
@@ -291,7 +288,7 @@ def _announce_start(run: Run) -> None:
         if is_heard(task_started, logging.INFO):
             announce(task_started, run.backend, task_result=result(run, State.RUNNING))
     except BaseException:  # what even a robust signal lets through, such as SystemExit
-        logger.exception("A receiver of task_started ended badly")
+        events.RECEIVER_FAILED.murmur("", exc_info=True)
 
 
 def complete(run: Run, value: Any) -> Outcome:
@@ -300,7 +297,8 @@ def complete(run: Run, value: Any) -> Outcome:
         value.close()
     text, warning = payload.storable_result(value, max_bytes=run.options.max_result_bytes)
     if warning:
-        logger.warning("The result of %s %s was %s", run.claim.function, run.claim.id, warning)
+        named = {"task_id": run.claim.id, "function": run.claim.function}
+        events.RESULT_CHANGED.murmur((run.claim.function, warning), change=warning, **named)
     return Completed(text, warning)
 
 
@@ -348,7 +346,7 @@ def _delay(run: Run, error: BaseException, told: Error) -> float | None:
     failed = result(run, State.PENDING, TaskError(exception_class_path=told.class_path, traceback=told.traceback))
     delay, problem = retry.delay_from(own, error, failed, default=default)
     if problem is not None:
-        logger.error("The backoff of %s failed; the default was used", run.claim.function, exc_info=problem)
+        events.BACKOFF_FAILED.murmur(run.claim.function, function=run.claim.function, exc_info=problem)
     return delay
 
 

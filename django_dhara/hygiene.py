@@ -8,7 +8,6 @@ context: each run has a context of its own (see `executors.py`).
 from __future__ import annotations
 
 import decimal
-import logging
 import re
 import select
 import threading
@@ -24,7 +23,7 @@ from psycopg import Error as PsycopgError
 from psycopg.pq import TransactionStatus
 from psycopg.sql import Composable
 
-logger = logging.getLogger("django_dhara.worker")
+from django_dhara import events
 
 #: Statements that change the session beyond the transaction. `SET LOCAL` does not. Several may stand in one text, each
 #: after comments.
@@ -95,8 +94,8 @@ def after_run(function: str) -> None:
         with _forgiven(connection):
             left = _leftover(connection)
             if left:
-                logger.warning(
-                    "%s left %s on connection %r: it was rolled back and closed", function, left, connection.alias
+                events.CONNECTION_LEFT.murmur(
+                    (function, left, connection.alias), function=function, what=left, database=connection.alias
                 )
                 _drop(connection)
             elif _is_altered(connection):
@@ -116,8 +115,8 @@ def _forgiven(connection: BaseDatabaseWrapper) -> Iterator[None]:
     """A function can leave a connection in any state; one that does not let itself be closed is forgotten."""
     try:
         yield
-    except Exception:
-        logger.exception("Connection %r could not be closed and is forgotten", connection.alias)
+    except Exception:  # noqa: BLE001  # closing is a function's, or a driver's, to spoil
+        events.CONNECTION_STUCK.murmur(connection.alias, database=connection.alias, exc_info=True)
         connection.connection = None
 
 

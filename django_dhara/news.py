@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from django.dispatch import Signal
 from django.utils import timezone
 
 from django_dhara import signals
@@ -25,6 +26,10 @@ Call = Callable[[], Any]
 
 def of_settled(run: Run, outcome: Outcome, state: State) -> list[Call]:
     """What to send for a run that ended in `state`; each call is for the herald."""
+    return [partial(_with_facts, call, run, outcome, state) for call in _calls(run, outcome, state)]
+
+
+def _calls(run: Run, outcome: Outcome, state: State) -> list[Call]:
     if state is State.COMPLETED:  # nearly all of them
         return [lambda: _finished(run, outcome, state)] if is_heard(task_finished, logging.INFO) else []
     calls: list[Call] = []
@@ -43,24 +48,55 @@ def of_settled(run: Run, outcome: Outcome, state: State) -> list[Call]:
     return calls
 
 
+def _with_facts(call: Call, run: Run, outcome: Outcome, state: State) -> None:
+    token = signals.facts.set(facts(run, outcome, state))
+    try:
+        call()
+    finally:
+        signals.facts.reset(token)
+
+
+def facts(run: Run, outcome: Outcome, state: State) -> dict[str, Any]:
+    """The fields that every line about the end of a run has."""
+    error = getattr(outcome, "error", None)
+    return {
+        "task_id": run.claim.id,
+        "function": run.claim.function,
+        "queue": run.claim.queue,
+        "attempt": run.claim.attempt,
+        "worker_id": run.worker,
+        "duration": 0.0 if run.seconds is None else round(run.seconds, 6),
+        "outcome": outcome.verb,
+        "state": state.value,
+        **({"error_class": error.class_path, "fingerprint": error.fingerprint} if error else {}),
+    }
+
+
 def _failed(run: Run, outcome: Failed | TimedOut | Discarded, state: State) -> None:
     told, delay = _result(run, outcome, state), getattr(outcome, "delay", None)
     delay = delay if state is State.PENDING else None
-    announce(signals.attempt_failed, run.backend, task_result=told, error=outcome.error, delay=delay)
+    _announce_with_exception(signals.attempt_failed, run, task_result=told, error=outcome.error, delay=delay)
     if state is State.PENDING:
         announce(signals.task_retried, run.backend, task_result=told, delay=delay)
 
 
 def _finished(run: Run, outcome: Outcome, state: State) -> None:
-    """Django's receiver logs the exception that is being handled, so it is raised once more."""
     told = _result(run, outcome, state)
-    if state is State.COMPLETED or run.exception is None:
+    if state is State.COMPLETED:
         announce(task_finished, run.backend, task_result=told)
+    else:
+        _announce_with_exception(task_finished, run, task_result=told)
+
+
+def _announce_with_exception(signal: Signal, run: Run, **named: Any) -> None:
+    """Django's receiver logs the exception that is being handled, so it is raised once more."""
+    if run.exception is None:
+        announce(signal, run.backend, **named)
         return
     try:
         raise run.exception
     except BaseException:
-        announce(task_finished, run.backend, task_result=told)
+        announce(signal, run.backend, **named)
 
 
 def _result(run: Run, outcome: Outcome, state: State) -> Any:
@@ -97,5 +133,18 @@ def of_lost(run: Run) -> list[Call]:
     """What to send when the database refused a write of this run."""
     if not is_heard(signals.lease_lost, logging.WARNING):
         return []
-    named = {"task_id": str(run.claim.id), "function": run.claim.function, "lease": run.claim.lease}
+    claim = run.claim
+    named = {"task_id": str(claim.id), "function": claim.function, "queue": claim.queue, "lease": claim.lease}
     return [lambda: announce(signals.lease_lost, run.backend, **named)]
+
+
+def of_summary(backend: type, worker: str, settled: int, failed: int) -> list[Call]:
+    """What to send when a worker sums up.
+
+    Args:
+        worker: its name.
+        settled, failed: runs since the last time.
+    """
+    if not is_heard(signals.summed_up, logging.INFO):
+        return []
+    return [partial(announce, signals.summed_up, backend, worker=worker, settled=settled, failed=failed)]

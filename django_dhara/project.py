@@ -7,13 +7,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, field, fields
+from ipaddress import ip_network
 from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dhara.conf import Problem, parsed, shown
+
+#: Characters of a secret that somebody has thought up.
+MIN_SECRET = 16
+
+
+def secret(text: str) -> str:
+    """A token that is none, or long enough not to be guessed.
+
+    Raises:
+        ValueError: with what it must be.
+    """
+    if text and (len(text) < MIN_SECRET or not text.isascii() or not text.isprintable() or " " in text):
+        raise ValueError(f"must have at least {MIN_SECRET} printable ASCII characters, none of them a space")
+    return text
+
+
+def networks(text: str) -> list[str]:
+    """The networks of a setting, taken apart.
+
+    Raises:
+        ValueError: with what it must be.
+    """
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    for network in found:
+        try:
+            ip_network(network)
+        except ValueError as error:
+            raise ValueError(f"must be networks with commas between them ({error})") from None
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +54,15 @@ class Project:
     #: the admin or by the API; empty: they are shown as they are.
     redact: str = ""
 
+    #: A secret that opens `/readyz` and `/metrics`, as `Authorization: Bearer …`; at least 16 characters. Empty: there
+    #: is none, and they are open to people who may see workers only.
+    observe_token: str = field(default="", metadata={"check": secret})
+    #: Networks from which `/readyz` and `/metrics` are open to everybody, such as "10.0.0.0/8, ::1/128". It is the
+    #: address that has connected: behind a proxy that of the proxy.
+    observe_networks: str = field(default="", metadata={"check": networks})
 
-KEYS: dict[str, Field[Any]] = {field.name: field for field in fields(Project)}
+
+KEYS: dict[str, Field[Any]] = {each.name: each for each in fields(Project)}
 
 
 def read() -> Project:
@@ -36,7 +73,7 @@ def read() -> Project:
     """
     for problem in problems():
         raise ImproperlyConfigured(f"{problem.where} {problem.message}")
-    return Project(**{key.lower(): parsed(KEYS[key.lower()], raw) for key, raw in _given().items()})
+    return Project(**{key.lower(): _value(key.lower(), raw) for key, raw in _given().items()})
 
 
 def problems() -> Iterator[Problem]:
@@ -51,9 +88,10 @@ def problems() -> Iterator[Problem]:
             yield Problem("unknown", str(key), where, "is not a setting of django_dhara.")
             continue
         try:
-            parsed(KEYS[key.lower()], raw)
+            _value(key.lower(), raw)
         except ValueError as error:
-            yield Problem("value", key, where, f"{error}, not {shown(raw)}.")
+            told = "" if key == "OBSERVE_TOKEN" else f", not {shown(raw)}"
+            yield Problem("value", key, where, f"{error}{told}.")
 
 
 def usable() -> Project:
@@ -63,8 +101,19 @@ def usable() -> Project:
     for key, raw in _given().items():
         if name := _name(key):
             with suppress(ValueError):
-                values[name] = parsed(KEYS[name], raw)
+                values[name] = _value(name, raw)
     return Project(**values)
+
+
+def _value(name: str, raw: Any) -> Any:
+    """The value of a setting.
+
+    Raises:
+        ValueError: with what it must be.
+    """
+    value = parsed(KEYS[name], raw)
+    KEYS[name].metadata.get("check", str)(value)
+    return value
 
 
 def _name(key: object) -> str | None:

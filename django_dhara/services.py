@@ -5,7 +5,6 @@ Any number of them may tick side by side: each statement locks what it takes and
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic
@@ -13,15 +12,13 @@ from typing import Protocol
 
 import psycopg
 
-from django_dhara import lifecycle
+from django_dhara import events, lifecycle, stats
 from django_dhara.conf import Options
 from django_dhara.lifecycle import Rescued
 from django_dhara.sql import Execute
 from django_dhara.states import State
 from django_dhara.worker.alarm import Alarm
 from django_dhara.worker.session import Busy, Disconnected, Session
-
-logger = logging.getLogger("django_dhara.worker")
 
 
 class Service(Protocol):
@@ -87,8 +84,8 @@ class Reaper:
 
 
 class Pruner:
-    """Deletes finished tasks after their time, and records of workers that nobody needs any more, in batches that are
-    over in milliseconds."""
+    """Deletes finished tasks after their time and records of workers that nobody needs any more, and rolls statistics
+    up, in batches that are over in milliseconds."""
 
     #: Rows deleted by one statement.
     BATCH = 1000
@@ -99,7 +96,7 @@ class Pruner:
             partial(prune, alias=alias, backend=backend, options=options, state=state, seconds=seconds)
             for state, seconds in retention(options)
         ]
-        self._turns.append(prune_records)
+        self._turns += [stats.roll_up, prune_records]
         self._pause = options.prune_seconds / len(self._turns)
 
     def tick(self, execute: Execute) -> None:
@@ -141,7 +138,7 @@ def _tick(service: Service, session: Session) -> None:
         session.open()
         service.tick(session.execute)
     except (Disconnected, Busy, psycopg.Error) as error:
-        logger.warning("%s tries again: %s", session.name, " ".join(str(error).split()))
+        events.SERVICE_WAITS.murmur(type(error).__name__, service=session.name, reason=error)
 
 
 def retention(options: Options) -> Iterable[tuple[State, float]]:
@@ -164,7 +161,8 @@ def prune(execute: Execute, *, alias: str, backend: str, options: Options, state
     )
 
 
-#: Days that statistics stay (the longest range shown is a week), and rows of workers that are gone and of commands.
+#: Days that minutes stay which nobody has rolled up (the longest range shown is a week), and rows of workers that are
+#: gone and of commands.
 STATISTICS_DAYS, RECORDS_DAYS = 8, 7
 
 _PRUNE_RECORDS = f"""/* dhara:prune_records */

@@ -9,8 +9,12 @@ database accepted the change, never from the control loop.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
+from uuid import UUID
 from weakref import ReferenceType
 
 from django.conf import settings
@@ -20,6 +24,7 @@ from django.utils.log import RequireDebugFalse, RequireDebugTrue
 #: The transaction of an enqueue committed: `task_result`. (Django's `task_enqueued` is sent before the commit.)
 task_committed = Signal()
 #: A run failed or timed out, and its task will run again or is DEAD: `task_result`, `error`, `delay` (seconds or None).
+#: The exception, where there is one, is being handled meanwhile: `sys.exc_info()` has it.
 attempt_failed = Signal()
 #: A failed task was put back and will run again after `delay` seconds: `task_result`, `delay`.
 task_retried = Signal()
@@ -27,8 +32,10 @@ task_retried = Signal()
 task_canceled = Signal()
 #: The reaper took back a task whose lease ran out: `task_id`, `function`, `queue`, `state` (where it is now).
 task_rescued = Signal()
-#: The database refused a write of a run because the task is no longer its own: `task_id`, `function`, `lease`.
+#: The database refused a write of a run because the task is no longer its own: `task_id`, `function`, `queue`, `lease`.
 lease_lost = Signal()
+#: Once a minute, and when it leaves, a worker sums up: `worker` (its name), `settled` and `failed` (runs since then).
+summed_up = Signal()
 
 
 #: Modules whose receivers only write a log line, and the loggers that they write to.
@@ -96,6 +103,14 @@ def _targets(receivers: list[Any]) -> Iterator[logging.Logger | None]:
         if function is not None:
             name = _LOGGERS.get(getattr(function, "__module__", ""))
             yield None if name is None else logging.getLogger(name)
+
+
+#: The task whose function is running here; what it enqueues has it as its parent.
+current_task: ContextVar[UUID | None] = ContextVar("dhara_current_task", default=None)
+#: A worker runs in this process, and says once a minute what was left out; elsewhere, in tests, every line is written.
+sums_up = threading.Event()
+#: What is known of the run that is being announced, for receivers that write a line: the fields of its event.
+facts: ContextVar[Mapping[str, Any]] = ContextVar("dhara_facts", default=MappingProxyType({}))
 
 
 def announce(signal: Signal, sender: type, **named: Any) -> None:

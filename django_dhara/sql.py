@@ -8,10 +8,11 @@ everything else becomes a literal, because the planner proves a partial index on
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from django.db import connections, models
+from django.db import OperationalError, connections, models, transaction
 from django.db.models.expressions import Expression
 from psycopg import sql
 
@@ -93,3 +94,36 @@ def on(alias: str) -> Execute:
             return rows
 
     return execute
+
+
+class TooSlow(Exception):
+    """A query was stopped because it took too long."""
+
+
+@contextmanager
+def time_limit(alias: str, seconds: float, **settings: str) -> Iterator[None]:
+    """No statement of this block on `alias` runs longer than `seconds`.
+
+    Args:
+        settings: further ones of the server, as long as the block lasts.
+
+    Raises:
+        TooSlow: one would have.
+    """
+    try:
+        with transaction.atomic(using=alias):
+            before = _set(alias, {"statement_timeout": f"{round(seconds * 1000)}ms", **settings})
+            yield
+            _set(alias, before)
+    except OperationalError as error:
+        if getattr(error.__cause__, "sqlstate", None) != "57014":
+            raise
+        raise TooSlow from error
+
+
+def _set(alias: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Change settings of the transaction, which may have begun before this block; returns what they were."""
+    names = ", ".join(f"current_setting('{name}')" for name in settings)
+    changes = ", ".join(f"set_config('{name}', %({name})s, true)" for name in settings)
+    [row] = on(alias)(f"SELECT {names}, {changes}", settings)
+    return dict(zip(settings, row, strict=False))

@@ -11,6 +11,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import logging
 import os
 import re
 import sys
@@ -32,7 +33,20 @@ if __name__ == "__main__":
 from django.core.management.base import CommandParser
 
 import django_dhara
-from django_dhara import conf, doctor, enqueue, errors, execution, project, results, retry, signals, states, tasks
+from django_dhara import (
+    conf,
+    doctor,
+    enqueue,
+    errors,
+    events,
+    execution,
+    project,
+    results,
+    retry,
+    signals,
+    states,
+    tasks,
+)
 
 
 def options_table() -> str:
@@ -52,7 +66,7 @@ def project_table() -> str:
     rows = ["| setting | default | limits | why |", "|---|---|---|---|"]
     for name, reason in reasons(project.Project).items():
         option = project.KEYS[name]
-        limits = " to ".join(_number(option.metadata[end]) for end in ("at_least", "at_most") if option.metadata)
+        limits = " to ".join(_number(option.metadata[end]) for end in ("at_least", "at_most") if end in option.metadata)
         default = _number(option.default) if limits else f"`{option.default!r}`"
         rows.append(f"| `{name.upper()}` | {default} | {limits} | {reason} |")
     return "\n".join(rows)
@@ -88,7 +102,7 @@ def commands_help() -> str:
     return "\n\n".join(f"## {name}\n\n```text\n{_help(name)}\n```" for name in COMMANDS)
 
 
-COMMANDS = ("dhara_worker", "dhara_reaper", "dhara_prune", "dhara_doctor")
+COMMANDS = ("dhara_worker", "dhara_reaper", "dhara_prune", "dhara_health", "dhara_doctor")
 
 
 def _help(name: str) -> str:
@@ -247,6 +261,17 @@ def limits_table() -> str:
     return "\n".join(rows)
 
 
+def events_table() -> str:
+    """Every kind of line, by its logger and in the order of events.py."""
+    rows = ["| event | logger | level | text | fields beside those of the text |", "|---|---|---|---|---|"]
+    for event in events.EVENTS.values():
+        text = re.sub(r"%\((\w+)\)(?:\.\d+)?[a-z]", r"*\1*", event.text).replace("_", r"\_").replace("|", r"\|")
+        beside = [f"`{name}`" for name in event.fields if f"%({name})" not in event.text]
+        level = logging.getLevelName(event.level)
+        rows.append(f"| `{event.name}` | `{event.logger.name}` | {level} | {text} | {', '.join(beside)} |")
+    return "\n".join(rows)
+
+
 #: The generated parts: page, name, function.
 PARTS = (
     ("reference/settings.md", "options", options_table),
@@ -262,6 +287,7 @@ PARTS = (
     ("reference/python.md", "signals", signals_list),
     ("reference/doctor.md", "troubles", troubles_list),
     ("reference/doctor.md", "limits", limits_table),
+    ("reference/events.md", "events", events_table),
     ("explanation/states.md", "arrows", arrows_table),
 )
 

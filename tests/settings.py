@@ -22,10 +22,14 @@ if "DHARA_TEST_DB" in os.environ:
     DATABASES["default"]["NAME"] = os.environ["DHARA_TEST_DB"]
     DATABASES["default"].update(json.loads(os.environ.get("DHARA_TEST_DATABASE", "{}")))
     DEBUG = os.environ.get("DHARA_TEST_DEBUG") == "1"
-    LOGGING = {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {"line": {"format": "%(levelname)s %(name)s: %(message)s"}},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
-        "root": {"handlers": ["stderr"], "level": "INFO"},
-    }
+    LOGGING = (
+        {}
+        if os.environ.get("DHARA_TEST_LOGGING") == "none"
+        else {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "formatters": {"line": {"format": "%(levelname)s %(name)s: %(message)s"}},
+            "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+            "root": {"handlers": ["stderr"], "level": os.environ.get("DHARA_TEST_LOG_LEVEL", "INFO")},
+        }
+    )

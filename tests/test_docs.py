@@ -70,7 +70,8 @@ def test_a_page_has_one_title():
 def test_every_module_is_named_on_the_page_of_the_architecture():
     page = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
     package = ROOT / "django_dhara"
-    modules = [path.name for folder in (".", "doctor", "lifecycle", "worker") for path in package.glob(f"{folder}/*.py")]
+    folders = (".", "doctor", "lifecycle", "worker")
+    modules = [path.name for folder in folders for path in package.glob(f"{folder}/*.py")]
     packages = [f"{path.parent.name}/" for path in package.glob("*/__init__.py") if path.parent.name != "migrations"]
     assert [name for name in modules + packages if not re.search(rf"(?<!\w){re.escape(name)}", page)] == []
 

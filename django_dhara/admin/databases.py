@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, OperationalError, connections, transaction
+from django.db import DEFAULT_DB_ALIAS, connections
 from django.http import HttpRequest
 from django.utils.module_loading import import_string
 
-from django_dhara import conf
+from django_dhara import conf, sql
 from django_dhara.backend import DharaBackend
 
 #: The parameter that chooses between several databases.
 PARAMETER = "database"
 
 
-class TooSlow(Exception):
-    """A query was stopped because it took too long."""
+TooSlow, time_limit = sql.TooSlow, sql.time_limit
 
 
 def aliases() -> list[str]:
@@ -43,21 +41,3 @@ def chosen(request: HttpRequest) -> str:
     known = aliases()
     asked = request.GET.get(PARAMETER, "")
     return asked if asked in known else known[0]
-
-
-@contextmanager
-def time_limit(alias: str, seconds: float) -> Iterator[None]:
-    """No statement of this block on `alias` runs longer than `seconds`.
-
-    Raises:
-        TooSlow: one would have.
-    """
-    try:
-        with transaction.atomic(using=alias):
-            with connections[alias].cursor() as cursor:
-                cursor.execute("SELECT set_config('statement_timeout', %s, true)", [f"{round(seconds * 1000)}ms"])
-            yield
-    except OperationalError as error:
-        if getattr(error.__cause__, "sqlstate", None) != "57014":
-            raise
-        raise TooSlow from error

@@ -11,6 +11,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
+from django_dhara import words
 from django_dhara.states import State
 
 #: A sign beside the word: the colour is never the only thing that tells two states apart.
@@ -22,50 +23,13 @@ SIGNS = {
     State.CANCELED: "⊘",
 }
 
-#: What a reader cannot see, or what changes how the rest is read: control characters, line separators, characters
-#: without width, and those that turn the direction of writing around.
-_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
-_UNSEEN_BUT_LINES = re.compile(_UNSEEN.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
-
-_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
-
-
-def visible(text: object) -> str:
-    """`text` with everything unseen written out: a line feed becomes the two characters \\n."""
-    return _UNSEEN.sub(_spelled, str(text))
-
-
-def visible_lines(text: object) -> str:
-    """The same for text of several lines, such as a traceback; line feeds and tabs stay."""
-    return _UNSEEN_BUT_LINES.sub(_spelled, str(text))
-
-
-def _spelled(match: re.Match[str]) -> str:
-    return match.group().encode("unicode_escape").decode()
+visible, visible_lines, span = words.visible, words.visible_lines, words.span
 
 
 def first_line(text: str, length: int = 200) -> str:
     """The first line of `text`, cut to `length` characters."""
     line = text.strip().split("\n", 1)[0]
     return visible(line if len(line) <= length else line[:length] + "…")
-
-
-def span(seconds: float) -> str:
-    """A duration for people: "0.4 s", "40 s", "5 min", "3 h 20 min", "2 d 4 h"."""
-    if 0 < seconds < 1:
-        return _("%s s") % f"{max(seconds, 0.001):.3f}".rstrip("0")
-    whole = round(seconds)
-    if whole < _MINUTE:
-        return _("%s s") % whole
-    if whole < _HOUR:
-        return _("%s min") % (whole // _MINUTE)
-    if whole < _DAY:
-        return _two(_("%s h") % (whole // _HOUR), _("%s min"), whole % _HOUR // _MINUTE)
-    return _two(_("%s d") % (whole // _DAY), _("%s h"), whole % _DAY // _HOUR)
-
-
-def _two(large: str, unit: str, small: int) -> str:
-    return f"{large} {unit % small}" if small else large
 
 
 def relative(when: datetime, now: datetime) -> str:

@@ -49,7 +49,8 @@ CLOSE_SECONDS = 2.0
 
 _BOOT = (
     "import json, sys; fd, path = json.loads(sys.argv[1]); sys.path[:] = path; "
-    "import django; django.setup(); from django_dhara.worker.child import main; main(fd)"
+    "import django; django.setup(); from django_dhara.management.console import log_here; log_here(); "
+    "from django_dhara.worker.child import main; main(fd)"
 )
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from time import monotonic
 
 import psycopg
 
+from django_dhara import events
 from django_dhara.conf import Options
 from django_dhara.wakeup import Listener
 from django_dhara.worker.session import Busy, Disconnected, Session
-
-logger = logging.getLogger("django_dhara.worker")
 
 #: Pause before a lost listening session is opened again, in seconds; doubled while that fails, up to the second number.
 AGAIN_SECONDS, LONGEST_SECONDS = 1.0, 15.0
@@ -58,7 +56,7 @@ class Ears:
         try:
             self._listen(other)
         except (Disconnected, Busy, psycopg.Error) as error:
-            logger.info("Not listening for wake-ups yet: %s", " ".join(str(error).split()))
+            events.LISTEN_WAITS.murmur("", reason=error)
             self.close()
         return self._listener is not None
 
@@ -78,7 +76,7 @@ class Ears:
         try:
             queues = self._listener.heard()
         except psycopg.Error as error:
-            logger.warning("The listening session was lost and is opened again: %s", " ".join(str(error).split()))
+            events.LISTEN_LOST.murmur("", reason=error)
             self.close()
             return []
         if self._listener.overdue():
@@ -90,10 +88,7 @@ class Ears:
         self._session.hurry()
 
     def _give_up(self) -> None:
-        logger.warning(
-            "LISTEN hears nothing on this connection, as behind a pooler in transaction mode: new tasks are found by "
-            "polling. Set LISTEN_DSN to a direct connection to get wake-ups."
-        )
+        events.LISTEN_DEAF.tell()
         self.close()
         self.open_at = float("inf")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,11 +19,9 @@ from typing import Any
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 
-from django_dhara import execution, hygiene
+from django_dhara import events, execution, hygiene
 from django_dhara.execution import Run
 from django_dhara.states import HandedBack, Outcome
-
-logger = logging.getLogger("django_dhara.worker")
 
 #: After so many idle seconds a thread closes its connections, even persistent ones.
 IDLE_SECONDS = 60.0
@@ -44,8 +41,8 @@ def start_thread(name: str, serve: Callable[[], None], fail: Fail) -> threading.
     def run() -> None:
         try:
             serve()
-        except BaseException:
-            logger.exception("Thread %s has died", name)
+        except BaseException:  # noqa: BLE001  # whatever it was, the worker must not live on without it
+            events.THREAD_DIED.tell(thread=name, exc_info=True)
             fail(f"its thread {name} has died")
 
     thread = threading.Thread(target=run, name=name, daemon=True)
@@ -291,9 +288,9 @@ class EventLoop(Waiting):
                 self._loop.run_forever()
             except Exception:
                 raise  # not of a function's: its selector is gone, or it was closed, and will not turn again
-            except BaseException:
+            except BaseException:  # noqa: BLE001
                 # A function's own asyncio task that ends by SystemExit or KeyboardInterrupt takes the loop with it.
-                logger.exception("Something that a function started has stopped the event loop; it goes on")
+                events.LOOP_STOPPED.murmur("", exc_info=True)
         self._loop.close()  # its selector and its sockets would outlive a worker that runs in a test
 
     def _turn(self) -> None:
@@ -343,8 +340,9 @@ class EventLoop(Waiting):
         """The thread ends with the run, and its connections with it."""
         try:
             await sync_to_async(hygiene.close_all, thread_sensitive=True)()
-        except BaseException:  # a second cancel, or a connection that does not close: the run has ended all the same
-            logger.warning("Connections of %s were not closed", run.claim.function, exc_info=True)
+        except BaseException:  # noqa: BLE001  # a second cancel, or it does not close: the run has ended all the same
+            function = run.claim.function
+            events.CONNECTIONS_STUCK.murmur(function, function=function, exc_info=True)
 
 
 class Herald:
@@ -386,6 +384,6 @@ class Herald:
         try:
             hygiene.before_run()
             call()
-        except BaseException:
+        except BaseException:  # noqa: BLE001
             with suppress(BaseException):  # it may be a handler of the log that is broken
-                logger.exception("A signal could not be sent, or a line not written")
+                events.ANNOUNCEMENT_FAILED.murmur("", exc_info=True)

@@ -5,14 +5,13 @@ Only the control loop calls this; functions' threads put ended runs into the out
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from django_dhara import execution, registry
+from django_dhara import events, execution, registry
 from django_dhara.conf import Options
 from django_dhara.execution import Reporter, Run
 from django_dhara.lifecycle import Claim, Ending
@@ -23,8 +22,6 @@ from django_dhara.worker.pace import Mix, Pace
 
 if TYPE_CHECKING:
     from django_dhara.backend import DharaBackend
-
-logger = logging.getLogger("django_dhara.worker")
 
 #: Tasks that no thread has started after so many seconds go back: another worker may be idle.
 STALE_SECONDS = 0.25
@@ -247,7 +244,7 @@ class Hand:
     def _remember_unknown(self, run: Run) -> None:
         path = run.claim.function
         if path not in self._unknown:
-            logger.error("%s It is left to other workers for %g s.", run.exception, UNKNOWN_SECONDS)
+            events.FUNCTION_UNKNOWN.tell(function=path, reason=run.exception, seconds=UNKNOWN_SECONDS)
         self._unknown[path] = monotonic() + UNKNOWN_SECONDS
 
     def forget(self, run: Run) -> Ending:
@@ -317,11 +314,7 @@ class Hand:
 
     def _check_herald(self) -> None:
         if self._herald.is_full and not self._told_full:
-            logger.warning(
-                "%d signals wait for their receivers, which are slower than the functions: nothing more is claimed "
-                "until they have caught up",
-                self._herald.FULL,
-            )
+            events.RECEIVERS_SLOW.murmur("", count=self._herald.FULL)
         self._told_full = self._herald.is_full
 
     def _check_loop(self) -> None:
@@ -332,13 +325,8 @@ class Hand:
         self.is_stuck = run.abandoned
         if run not in self._told_blocked:
             self._told_blocked.add(run)
-            logger.warning(
-                "%s (task %s) has blocked the event loop for %.1f s: no other `async def` function runs meanwhile. "
-                "Await, or make it a plain function.",
-                run.claim.function,
-                run.claim.id,
-                seconds,
-            )
+            named = {"function": run.claim.function, "task_id": run.claim.id, "queue": run.claim.queue}
+            events.LOOP_BLOCKED.murmur(run.claim.function, duration=seconds, **named)
 
     def _hand_back(self, runs: Iterable[Run]) -> None:
         for run in runs:

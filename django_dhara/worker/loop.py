@@ -8,7 +8,6 @@ on when the database is back: an outage is not a death.
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
@@ -18,7 +17,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-from django_dhara import hygiene, lifecycle, news, stats, wakeup
+from django_dhara import events, hygiene, lifecycle, news, signals, stats, wakeup
 from django_dhara.conf import Options
 from django_dhara.execution import Run
 from django_dhara.lifecycle import Rescued, Settled, Wanted
@@ -29,6 +28,7 @@ from django_dhara.worker.clerk import Clerk
 from django_dhara.worker.ears import Ears
 from django_dhara.worker.hand import Hand
 from django_dhara.worker.lanes import Lanes
+from django_dhara.worker.pulse import Pulse
 from django_dhara.worker.reports import Reports
 from django_dhara.worker.session import Busy, Disconnected, Session
 from django_dhara.worker.settling import Settler
@@ -36,8 +36,6 @@ from django_dhara.worker.settling import Settler
 if TYPE_CHECKING:
     from django_dhara.backend import DharaBackend
     from django_dhara.services import Service
-
-logger = logging.getLogger("django_dhara.worker")
 
 #: Pause after a statement that was refused for a passing reason, and after one that cannot work.
 BUSY_SECONDS, BROKEN_SECONDS = 0.1, 1.0
@@ -80,6 +78,8 @@ class Worker:
         self.id: UUID = uuid4()
         self.backend, self.options, self.wanted = backend, options, wanted
         self.presence = presence.Presence(self.id, name, options, wanted)
+        #: Shows that the control loop turns.
+        self.pulse = Pulse()
         #: Things that tick beside the claims.
         self.services: list[Service] = []
         self.exit_code = 0
@@ -101,7 +101,7 @@ class Worker:
         self._beat_at = self._check_at = 0.0
         self._stats_at, self._summary_at = monotonic() + STATS_SECONDS, monotonic() + SUMMARY_SECONDS
         self._connect_at, self._connect_pause = 0.0, CONNECT_SECONDS
-        self._is_registered = self._is_away = self._told_migrations = self._told_draining = False
+        self._is_registered = self._told_away = self._told_migrations = self._told_draining = False
         self._strays_at: list[float] = []
         self._connected_at = monotonic()
         self._lanes = Lanes()
@@ -114,10 +114,13 @@ class Worker:
     def run(self) -> int:
         """Serve until asked to stop; returns the exit code: 0 after a clean end."""
         hygiene.watch()
+        signals.sums_up.set()
         try:
             with self._alarm.on_signals(self.on_signal), self._voice():
                 self._serve()
         finally:
+            signals.sums_up.clear()
+            self.pulse.end()
             self._alarm.close()
         return self.exit_code
 
@@ -154,11 +157,12 @@ class Worker:
     def fail(self, reason: str) -> None:
         """Stop, with exit code 1, so that the supervisor starts a new process."""
         if self.exit_code == 0:
-            logger.error("Worker %s stops: %s", self.presence.name, reason)
+            events.WORKER_FAILS.tell(worker=self.presence.name, reason=reason)
             self.exit_code = 1
             self.stop()
 
     def _turn(self) -> None:
+        self.pulse.beat()
         self._hand.gather()
         self._check()
         self._follow_stop()
@@ -196,16 +200,16 @@ class Worker:
         try:
             action()
         except Busy as busy:
-            logger.info("Worker %s tries again: %s", self.presence.name, busy)
-        except (psycopg.Error, UnicodeError):
-            logger.exception("Worker %s: a statement failed", self.presence.name)
+            events.STATEMENT_BUSY.murmur(action.__name__, worker=self.presence.name, reason=busy)
+        except (psycopg.Error, UnicodeError) as error:
+            events.STATEMENT_FAILED.murmur((action.__name__, type(error)), worker=self.presence.name, exc_info=True)
             if action == self._claim:
                 self._claim_at = self._pauses_until = monotonic() + BROKEN_SECONDS
 
     def _next_due(self) -> float:
         if self._session.is_open and self._may_claim_more():
             return 0.0
-        due = [self._check_at] if self._hand.is_busy else []
+        due = [self.pulse.due_at, *([self._check_at] if self._hand.is_busy else [])]
         if not self._session.is_open:
             return min([self._connect_at, *due])
         due += [self._claim_at, self._renew_at, self._stats_at, *(service.due_at for service in self.services)]
@@ -355,9 +359,9 @@ class Worker:
         self.presence.register(self._session.execute)
         self._renew_now(self._hand.runs)
         self._hand.resume()
-        if self._is_away:
-            logger.warning("Worker %s has the database again", self.presence.name)
-        self._is_registered, self._is_away, self._connect_pause = True, False, CONNECT_SECONDS
+        if self._told_away:
+            events.DATABASE_BACK.tell(worker=self.presence.name)
+        self._is_registered, self._told_away, self._connect_pause = True, False, CONNECT_SECONDS
         self._lanes.forget()
         self._claim_at = 0.0
         self._strays_at = [monotonic(), monotonic() + self._session.deadline_seconds]
@@ -368,7 +372,7 @@ class Worker:
         if missing:
             self._session.close()
             if not self._told_migrations:
-                logger.warning("Waiting for migrations of dhara: %s. Run `manage.py migrate`.", ", ".join(missing))
+                events.MIGRATIONS_MISSING.tell(worker=self.presence.name, migrations=", ".join(missing))
             self._told_migrations = True
         return not missing
 
@@ -377,10 +381,10 @@ class Worker:
         self._session.close()
         self._ears.close()  # its socket, at its end, would wake us all the time
         self._hand.suspend()
-        if not self._is_away:
-            what = "has lost the database" if self._is_registered else "waits for the database"
-            logger.warning("Worker %s %s: %s", self.presence.name, what, error)
-        self._is_away = True
+        # Every try that fails is one more of these: who reads the log learns that the outage lasts, not of each.
+        event = events.DATABASE_LOST if self._is_registered else events.DATABASE_AWAY
+        if event.murmur("", worker=self.presence.name, reason=error):
+            self._told_away = True
 
     def _hand_back_strays(self) -> None:
         """When the database is back, and again when a claim that was still waiting there must have ended."""
@@ -417,23 +421,19 @@ class Worker:
     def _summarize(self) -> None:
         settled, failed = self._settler.count()
         if settled:
-            logger.info("Worker %s settled %d runs, %d did not succeed", self.presence.name, settled, failed)
+            events.WORKER_SUMMARY.tell(worker=self.presence.name, settled=settled, failed=failed)
+        self._hand.tell(*news.of_summary(type(self.backend), self.presence.name, settled, failed))
 
     # ------------------------------------------------------------------------------------------------- stopping
 
     def _follow_stop(self) -> None:
         if self._is_stopping and self._drain_ends is None:
             seconds = self.options.drain_seconds
-            logger.info(
-                "Worker %s drains: %d functions are running and have %g s; a second signal hands them back at once",
-                self.presence.name,
-                self._hand.running,
-                seconds,
-            )
+            events.WORKER_DRAINS.tell(worker=self.presence.name, running=self._hand.running, seconds=seconds)
             self._drain_ends = monotonic() + seconds
             self._hand.drain()
         if self._drain_ends is not None and self._hand.is_busy and self._drain_is_over:
-            logger.warning("Worker %s releases %d running tasks", self.presence.name, self._hand.running)
+            events.WORKER_RELEASES.tell(worker=self.presence.name, running=self._hand.running)
             self._hand.release()
 
     def _tell_draining(self) -> None:
@@ -464,9 +464,9 @@ class Worker:
         try:
             self._last_words()
         except (Disconnected, Busy, psycopg.Error, UnicodeError) as error:
-            logger.warning("Worker %s could not take its leave: %s", self.presence.name, error)
+            events.LEAVE_FAILED.tell(worker=self.presence.name, reason=error)
         if self._hand.endings:
-            logger.error("Worker %s leaves %d outcomes unwritten", self.presence.name, len(self._hand.endings))
+            events.OUTCOMES_UNWRITTEN.tell(worker=self.presence.name, count=len(self._hand.endings))
             self.exit_code = 1
         self._summarize()
         self._hand.close()

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from uuid import UUID
 
-from django_dhara import lifecycle
+from django_dhara import events, lifecycle
 from django_dhara.errors import LeaseLost
 from django_dhara.execution import Run
 from django_dhara.lifecycle import Report
 from django_dhara.sql import Execute
 from django_dhara.worker.settling import UNSTORABLE
-
-logger = logging.getLogger("django_dhara.worker")
 
 
 class _Checkpoint:
@@ -89,7 +86,7 @@ class Reports:
         except UNSTORABLE:
             if len(reports) > 1:  # alone each, so that it harms only itself
                 return {key for report in reports for key in self._write(execute, [report])}
-            logger.exception("What task %s said of itself could not be stored", reports[0].id)
+            events.REPORT_REFUSED.murmur(reports[0].id, task_id=reports[0].id, exc_info=True)
             return set()
 
     def refuse(self, run: Run) -> None:

@@ -7,7 +7,6 @@ never answers and no timeout of the server's would reach us.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
@@ -17,8 +16,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.datetime import TimestamptzLoader
-
-logger = logging.getLogger("django_dhara.worker")
 
 #: Deadlock, serialization failure, lock timeout, statement timeout: the statement did nothing, and may be tried again.
 TRY_AGAIN = frozenset({"40P01", "40001", "55P03", "57014"})

@@ -5,7 +5,6 @@ Work that was done must not be done again because its outcome is awkward, nor ho
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
@@ -16,7 +15,7 @@ from uuid import UUID
 
 import psycopg
 
-from django_dhara import lifecycle, news, stats
+from django_dhara import events, lifecycle, news, stats
 from django_dhara.conf import Options
 from django_dhara.execution import Run
 from django_dhara.lifecycle import Ending, Settled
@@ -27,8 +26,6 @@ from django_dhara.worker.clerk import Clerk
 if TYPE_CHECKING:
     from django_dhara.worker.hand import Hand
     from django_dhara.worker.reports import Reports
-
-logger = logging.getLogger("django_dhara.worker")
 
 #: An ended run waits at most so long for others to be settled with it, while more are still running.
 FLUSH_SECONDS = 0.005
@@ -151,7 +148,7 @@ class Settler:
         held = {run.key for run in self._hand.runs}
         strays = [Ending(*key, HandedBack(), None) for key in lifecycle.owned(execute, self._worker) - held]
         if strays:
-            logger.info("%d tasks of a claim without an answer are handed back", len(strays))
+            events.STRAYS_RETURNED.tell(count=len(strays))
             lifecycle.settle(execute, self._worker, strays, max_interrupted=self._max_interrupted)
 
     def _on_answer(self, run: Run, answer: Settled | Exception) -> None:
@@ -163,6 +160,8 @@ class Settler:
             self._failed += not isinstance(ending.outcome, Completed)
             for event in stats.events_of(run, ending, answer.state, run.alias):
                 self._recorder.add(event)
+            if events.RUN_ENDED.is_heard:
+                events.RUN_ENDED.tell(**news.facts(run, ending.outcome, answer.state))
             self._hand.tell(*news.of_settled(run, ending.outcome, answer.state))
         elif answer.refused:
             self._hand.forget(run)
@@ -171,7 +170,7 @@ class Settler:
 
     def _on_refused(self, run: Run, error: Exception) -> None:
         """Nothing can be written of this run. It is tried again, apart from the others, while its lease lasts."""
-        logger.error("Task %s is not settled: %s", run.claim.id, " ".join(str(error).split()))
+        events.OUTCOME_REFUSED.murmur(run.claim.id, task_id=run.claim.id, reason=error)
         run.refused_until = monotonic() + REFUSED_SECONDS
         run.is_hopeless = not isinstance(error, psycopg.ProgrammingError)
 
@@ -227,7 +226,7 @@ def _write_least(
     execute: Execute, worker: UUID, ending: Ending, error: Exception, *, max_interrupted: int
 ) -> Settled | Exception:
     least = ending.minimal()
-    logger.error("The outcome of task %s could not be stored; a minimal one is", ending.id, exc_info=error)
+    events.OUTCOME_MINIMAL.murmur(ending.id, task_id=ending.id, exc_info=error)
     if least == ending:
         return error
     try:

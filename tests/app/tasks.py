@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import decimal
+import logging
 import os
 import re
 import signal
@@ -44,6 +45,16 @@ def add(a, b=2):
 @task
 def count(name):
     mark(name)
+
+
+@task
+def fail():
+    raise ValueError("the reason")
+
+
+@task
+def warn_in_log():
+    logging.getLogger("shop").warning("from a\nfunction")
 
 
 # ------------------------------------------------------------------------------------------------- that take their time

@@ -149,8 +149,9 @@ def test_runs_that_nobody_rescues(patient, worker, crew):
 
 def test_tasks_that_nobody_prunes(patient, worker, crew):
     worker()
-    patient.does("""INSERT INTO dhara_task (id, backend, queue, function, payload, state, finished_at) VALUES
-        (gen_random_uuid(), 'default', 'default', 'tests.app.tasks.add', '{}', 'COMPLETED', now() - interval '9 days')""")
+    id_ = patient.database.add("count")
+    ended = "UPDATE dhara_task SET state = 'COMPLETED', finished_at = now() - interval '9 days' WHERE id = %s"
+    patient.database.rows(ended, id_)
     finding = patient.has("dhara.D087")
     assert finding.what == "a COMPLETED task is 9 days old, and should have gone after 7 days"
     assert crew.run("dhara_prune").ends(30) == 0

@@ -18,8 +18,7 @@ import pytest
 
 from django_dhara.conf import Options
 from django_dhara.management.commands import dhara_doctor, dhara_migrate, dhara_worker
-from example_project.localdb.place import PROJECT, Place
-from tests.workers.conftest import Pooler
+from example_project.localdb.place import PROJECT
 from tests.workers.harness import Process, until
 
 DEPLOY = PROJECT / "deploy"
@@ -31,9 +30,8 @@ LAST_WORDS = 4
 
 def tool(name):
     """The path of a program, beside this Python or on the path."""
-    found = shutil.which(
-        name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin"])
-    )
+    places = [str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin"]
+    found = shutil.which(name, path=os.pathsep.join(places))
     return found or pytest.skip(f"needs {name}: uv pip install --group deploy, or apt-get install {name}")
 
 
@@ -89,10 +87,8 @@ def test_keda_is_given_what_it_knows():
     known = {"postgresql": {"query", "targetQueryValue", "activationTargetQueryValue"}}
     known["prometheus"] = {"serverAddress", "query", "threshold", "activationThreshold", "ignoreNullValues"}
     for path in DEPLOY.glob("kubernetes/keda-*.yaml"):
-        scaled = documents(path)[0]
-        assert scaled["spec"]["scaleTargetRef"] == {
-            "name": documents(DEPLOY / "kubernetes/worker.yaml")[0]["metadata"]["name"]
-        }
+        scaled, worker = documents(path)[0], documents(DEPLOY / "kubernetes/worker.yaml")[0]
+        assert scaled["spec"]["scaleTargetRef"]["name"] == worker["metadata"]["name"]
         [trigger] = scaled["spec"]["triggers"]
         assert trigger["metadata"].keys() == known[trigger["type"]]
         assert all(isinstance(value, str) for value in trigger["metadata"].values())
@@ -125,7 +121,7 @@ def commands():
     for path in [UNIT, DEPLOY / "Procfile", DEPLOY / "docker/Dockerfile", *DOCUMENTS]:
         for line in path.read_text().splitlines():
             if not line.lstrip().startswith("#") and (found := re.search(r"manage\.py\W+(dhara_\w+[^\]#;}]*)", line)):
-                yield path.name, shlex.split(found[1].replace(",", " "))
+                yield path.name, re.sub('[",]', " ", found[1]).split()
 
 
 def test_commands_and_their_flags_exist():
@@ -144,11 +140,9 @@ def test_variables_exist():
     assert used - known == set()
 
 
-@pytest.mark.parametrize(
-    "path", [DEPLOY / "docker/compose.yaml", DEPLOY / "kubernetes/worker.yaml"], ids=lambda path: path.name
-)
-def test_the_probe_tells_a_heartbeat_from_an_old_one(path, tmp_path):
-    [command] = re.findall(r'"(find /run/dhara/heartbeat .*)"', path.read_text())
+@pytest.mark.parametrize("file", ["docker/compose.yaml", "kubernetes/worker.yaml"])
+def test_the_probe_tells_a_heartbeat_from_an_old_one(file, tmp_path):
+    [command] = re.findall(r'"(find /run/dhara/heartbeat .*)"', (DEPLOY / file).read_text())
     beat = tmp_path / "heartbeat"
     command = command.replace("/run/dhara/heartbeat", str(beat))
     answers = [subprocess.run(command, shell=True, capture_output=True).returncode]
@@ -162,10 +156,8 @@ def test_the_probe_tells_a_heartbeat_from_an_old_one(path, tmp_path):
 def test_honcho_starts_a_worker_and_lets_it_drain(database, tmp_path):
     words = [tool("honcho"), "start", "-f", DEPLOY / "Procfile", "-d", PROJECT, "worker"]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    name = database.parameters["dbname"]
-    honcho = Process(
-        words, tmp_path / "log", DHARA_TEST_DB=name, DHARA_DRAIN_SECONDS=4, DHARA_LEASE_SECONDS=30, PATH=path
-    )
+    env = {"DHARA_TEST_DB": database.parameters["dbname"], "DHARA_DRAIN_SECONDS": 4, "PATH": path}
+    honcho = Process(words, tmp_path / "log", **env)
     try:
         task = database.add("doze", "long", 2.0)
         until(lambda: database.effects("long") == 1, 30)
@@ -219,29 +211,16 @@ def test_the_servers_settings_are_taken(database):
         database.rows(f"ALTER SYSTEM RESET {name}")
 
 
-def test_pgbouncer_takes_its_file_and_a_worker_works_behind_it(crew, database, tmp_path):
-    pgbouncer, where = Pooler.PROGRAM or tool("pgbouncer"), database.parameters
-    pooler = Pooler(tmp_path, where, Place.of().account())
-    pooler.kill()
-    text = (DEPLOY / "pgbouncer/pgbouncer.ini").read_text()
-    text = re.sub(
-        r"^shop = .*$",
-        f"{where['dbname']} = host={where['host']} port={where['port']} user={where['user']}",
-        text,
-        flags=re.MULTILINE,
-    )
-    for name, value in (("listen_port", pooler.port), ("auth_type", "any"), ("unix_socket_dir", "")):
-        text = re.sub(rf"^{name} = .*$|\Z", f"{name} = {value}\n", text, count=1, flags=re.MULTILINE)
-    (tmp_path / "ini").write_text(re.sub(r"^auth_file = .*$", "", text, flags=re.MULTILINE))
-    tmp_path.chmod(0o755)
-    pooler.start()
-    try:
-        direct = psycopg.conninfo.make_conninfo(**where)
-        worker = crew.start("--poll-interval", "30", **pooler.env, DHARA_LISTEN_DSN=direct)
-        task = database.add("count", "behind")
-        until(lambda: database.states(task) == ["COMPLETED"])
-        assert "LISTEN hears nothing" not in worker.log
-        assert worker.stop() == 0
-    finally:
-        pooler.kill()
-    assert pgbouncer
+def test_pgbouncer_takes_its_file_and_a_worker_works_behind_it(crew, database, pooler):
+    where, text = database.parameters, (DEPLOY / "pgbouncer/pgbouncer.ini").read_text()
+    leads = f"{where['dbname']} = host={where['host']} port={where['port']} user={where['user']}"
+    changes = {"shop = ": leads, "listen_port": f"listen_port = {pooler.port}", "auth_type": "auth_type = any"}
+    changes["auth_file"] = "unix_socket_dir ="
+    for line, value in changes.items():
+        text = re.sub(rf"^{line}.*$", value, text, flags=re.MULTILINE)
+    pooler.use(text)
+    worker = crew.start("--poll-interval", "30", **pooler.env, DHARA_LISTEN_DSN=psycopg.conninfo.make_conninfo(**where))
+    task = database.add("count", "behind")
+    until(lambda: database.states(task) == ["COMPLETED"])  # long before a poll
+    assert "LISTEN hears nothing" not in worker.log
+    assert worker.stop() == 0

@@ -5,7 +5,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from django_dhara import lifecycle, services, sql
+from django_dhara import lifecycle, services, sql, stats
 from django_dhara.conf import Options
 from django_dhara.management import flags
 from django_dhara.states import State
@@ -40,8 +40,9 @@ class Command(BaseCommand):
                 count = _delete(execute, options, backend.alias, state, seconds)
                 self.stdout.write(f"{state}: {count} deleted")
         if not given["dry_run"]:
-            while services.prune_records(execute):
-                pass
+            for tidy in (stats.roll_up, services.prune_records):
+                while tidy(execute):
+                    pass
 
 
 def _with_retention(options: Options, given: dict[str, Any]) -> Options:

@@ -2,26 +2,27 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
-import logging
 import os
 import signal
 import sys
 from typing import Any, NoReturn
 
 from django.conf import settings
+from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 
-from django_dhara import registry
+from django_dhara import events, registry
 from django_dhara.conf import Options
+from django_dhara.events import Event
+from django_dhara.formatters import FORMATTERS
 from django_dhara.lifecycle import Wanted
 from django_dhara.management import console, flags
 from django_dhara.management.reload import Reloader
 from django_dhara.services import Pruner, Reaper
 from django_dhara.worker import Worker
-
-logger = logging.getLogger("django_dhara.worker")
+from django_dhara.worker.pulse import Pulse
 
 
 class Command(BaseCommand):
@@ -56,6 +57,14 @@ class Command(BaseCommand):
         flags.add(
             parser, "--name", "DHARA_NAME", "A name for people; default: host and pid.", read=flags.name, default=""
         )
+        flags.add(
+            parser, "--heartbeat-file", "DHARA_HEARTBEAT_FILE", "Touch this file while the control loop turns.",
+            default="", metavar="PATH",
+        )  # fmt: skip
+        flags.add(
+            parser, "--log-format", console.VARIABLE, "Format of what is logged to the terminal: text or json.",
+            read=flags.one_of(*FORMATTERS), default=None, metavar="FORMAT",
+        )  # fmt: skip
         flags.add_switch(parser, "--reap", "DHARA_REAP", "Rescue tasks of lost workers, too.", default=True)
         flags.add_switch(parser, "--prune", "DHARA_PRUNE", "Delete finished tasks after their time, too.", default=True)
         flags.add_switch(
@@ -63,24 +72,43 @@ class Command(BaseCommand):
             default=None,
         )  # fmt: skip
 
+    def execute(self, *args: Any, **given: Any) -> str | None:
+        console.log_here(given.get("log_format"))
+        return super().execute(*args, **given)
+
+    def check(self, *args: Any, **kwargs: Any) -> None:
+        """Django prints what its checks warn of; where the log is JSON it is told there, line by line."""
+        found = [message for message in checks.run_checks() if not message.is_silenced()] if console.is_json() else []
+        if not found or any(message.is_serious() for message in found):
+            super().check(*args, **kwargs)
+            return
+        for message in found:
+            events.CHECK_WARNS.tell(check=message.id or "", reason=str(message.msg), hint=str(message.hint or ""))
+
     def handle(self, *args: Any, **given: Any) -> None:
         worker = self._worker(given)
         if self._called_from_command_line:  # type: ignore[attr-defined]
             # From here to the very end, so that no signal is missed early, or kills us late with another exit code.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: worker.on_signal())
-        console.log_here()
         registry.discover()
         reloader = Reloader(worker.stop) if _reloads(given) else None
-        self.stdout.write(self.style.SUCCESS(_introduction(worker)))
-        self.stdout.flush()
+        self._say(events.WORKER_STARTED, introduction=_introduction(worker), worker=worker.presence.name)
         code = self._run(worker)
         if reloader is not None and reloader.changed:
             reloader.restart()
-        self.stdout.write(f"Worker {worker.presence.name} stopped.")
+        self._say(events.WORKER_STOPPED, worker=worker.presence.name, exit_code=code)
         if self._called_from_command_line:  # type: ignore[attr-defined]
             _end_process(code)
         sys.exit(code)
+
+    def _say(self, event: Event, **fields: Any) -> None:
+        """To whom started it, and to the log, unless that is the same terminal."""
+        if console.is_json() or not console.is_here():
+            event.tell(**fields)
+        if not console.is_json():
+            self.stdout.write(self.style.SUCCESS(event.text % fields))
+            self.stdout.flush()
 
     def _run(self, worker: Worker) -> int:
         """Serve; if the control loop dies its error is told, and the process ends as after any other end."""
@@ -89,7 +117,7 @@ class Command(BaseCommand):
         except Exception:
             if not self._called_from_command_line:  # type: ignore[attr-defined]
                 raise
-            logger.exception("The control loop of worker %s has died", worker.presence.name)
+            events.WORKER_DIED.tell(worker=worker.presence.name, exc_info=True)
             return 1
 
     def _worker(self, given: dict[str, Any]) -> Worker:
@@ -105,11 +133,20 @@ class Command(BaseCommand):
             )
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from None
+        worker.pulse = self._pulse(given["heartbeat_file"])
         if given["reap"]:
             worker.services.append(Reaper(options.database, backend.alias, options, worker.rescued))
         if given["prune"]:
             worker.services.append(Pruner(options.database, backend.alias, options))
         return worker
+
+    def _pulse(self, path: str) -> Pulse:
+        pulse = Pulse(path)
+        try:
+            pulse.begin()
+        except (OSError, ValueError) as error:
+            raise CommandError(f"--heartbeat-file {path}: {error}") from None
+        return pulse
 
 
 _IN_TRANSACTION = (

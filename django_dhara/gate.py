@@ -1,0 +1,79 @@
+"""Who may see what is for those who operate: /readyz and /metrics. Closed, until a setting or a permission opens it.
+
+Probes and scrapers have no session, and a probe has to be answered while the database is away. So there is one secret
+in the settings, and a list of networks, beside the permissions of people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hmac import compare_digest
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+from django.db import Error
+from django.http import HttpRequest, HttpResponse, JsonResponse
+
+from django_dhara import project
+
+#: What a person with a session needs.
+PERMISSION = "dhara.view_worker"
+
+
+def is_open_for(request: HttpRequest) -> bool:
+    """May whoever sent this look?"""
+    settings = project.usable()
+    return (
+        _has_token(request, settings.observe_token)
+        or _is_near(request, settings.observe_networks)
+        or _has_permission(request)
+    )
+
+
+def _has_token(request: HttpRequest, token: str) -> bool:
+    kind, _, given = request.headers.get("Authorization", "").partition(" ")
+    is_bearer = kind.lower() == "bearer"
+    return is_bearer and bool(token) and compare_digest(given.strip().encode(), token.encode())
+
+
+def _is_near(request: HttpRequest, networks: str) -> bool:
+    """The address is the one that has connected, of a proxy where there is one. Headers say what anybody likes."""
+    try:
+        address = ip_address(request.META.get("REMOTE_ADDR", ""))
+    except ValueError:  # a Unix socket
+        return False
+    return any(address in ip_network(network) for network in project.networks(networks))
+
+
+def _has_permission(request: HttpRequest) -> bool:
+    user: Any = getattr(request, "user", None)
+    try:
+        return user is not None and user.is_active and user.has_perm(PERMISSION)
+    except Error:  # the session is in the database, and that is away
+        return False
+
+
+def closed() -> HttpResponse:
+    """The answer to everybody else."""
+    detail = "Send DHARA['OBSERVE_TOKEN'] as `Authorization: Bearer …`, or log in as somebody who may see workers."
+    response = problem(401, "Who asks is not known", detail)
+    response["WWW-Authenticate"] = 'Bearer realm="django_dhara"'
+    return response
+
+
+def problem(status: int, title: str, detail: str, **more: Any) -> HttpResponse:
+    """A problem document (RFC 9457)."""
+    document = {"type": "about:blank", "title": title, "status": status, "detail": detail, **more}
+    response = JsonResponse(document, status=status, content_type="application/problem+json")
+    return uncached(response)
+
+
+def uncached(response: HttpResponse) -> HttpResponse:
+    """The same, kept by no cache on its way."""
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+def told(status: str, findings: Sequence[dict[str, Any]]) -> HttpResponse:
+    """A good answer."""
+    return uncached(JsonResponse({"status": status, "checks": list(findings)}))

@@ -1,0 +1,271 @@
+"""What needs a person, worst first: each thing as a sentence, since when, and what it is about.
+
+Looking finds out nothing new: everything is said of what `past` and `present` have read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Literal
+
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_dhara.stats.past import History, Range, Tally
+from django_dhara.stats.present import COUNT_LIMIT, DEPTH_LIMIT, Died, Holder, Standing, Waiting, WorkerSeen
+from django_dhara.words import capped, isolated, span
+
+Level = Literal["harm", "warning", "notice"]
+Kind = Literal[
+    "no_workers", "unserved", "behind", "paused", "failing", "dead", "late", "snapshot", "suspects", "retries"
+]
+
+#: A queue falls behind when a task has been ready for so long.
+BEHIND_SECONDS = 60
+#: After so long it is told that nobody serves a queue: a deploy takes less.
+UNSERVED_SECONDS = 15
+#: A function fails when so many of its runs did, and such a share of them, in the range or in the last 5 minutes; from
+#: the second share on it does harm.
+FAILED_RUNS, FAILED_SHARE, BROKEN_SHARE = 5, 0.1, 0.5
+#: Of each kind so many are named.
+NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing that needs a person."""
+
+    kind: Kind
+    level: Level
+    #: In the language that is active; names in it are isolated, see `words.plain`.
+    sentence: str
+    since: datetime | None
+    backend: str = ""
+    queue: str = ""
+    function: str = ""
+    #: How many tasks, runs or workers it is about; a queue's count stops at its limit.
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is looked at. None: it could not be read in time."""
+
+    now: datetime
+    range: Range
+    past: History | None
+    standing: Standing | None
+    waiting: Sequence[Waiting] | None
+    workers: Sequence[WorkerSeen] | None
+    died: Sequence[Died] | None
+    holders: Sequence[Holder] | None
+    #: The shortest range, which tells what goes on and what is over.
+    lately: History | None
+
+
+def attention(facts: Facts) -> list[Item]:
+    """What needs a person, in the order of harm."""
+    found: list[Item] = []
+    for look in (_queues, _functions, _dead, _silent, _snapshots, _suspects, _retries):
+        items = sorted(look(facts), key=lambda item: (_LEVELS.index(item.level), item.since or facts.now))
+        found.extend(_few(items))
+    return sorted(found, key=lambda item: _LEVELS.index(item.level))
+
+
+_LEVELS: tuple[Level, ...] = ("harm", "warning", "notice")
+
+
+def _few(items: list[Item]) -> Iterator[Item]:
+    """The worst of a kind, and how many more there are."""
+    yield from items[:NAMED]
+    if (more := len(items) - NAMED) > 0:
+        last = items[NAMED]
+        yield replace(last, sentence=_MORE[last.kind](more), queue="", function="", number=more)
+
+
+def _queues(facts: Facts) -> Iterator[Item]:
+    alone = _without_workers(facts)
+    yield from alone.values()
+    for queue in facts.waiting or ():
+        if queue.backend not in alone and (item := _queue(queue, facts)):
+            yield item
+
+
+def _without_workers(facts: Facts) -> dict[str, Item]:
+    """An item for each backend of which tasks are ready and no worker lives."""
+    found: dict[str, Item] = {}
+    if facts.workers is None or facts.waiting is None:
+        return found
+    for backend in {queue.backend for queue in facts.waiting} - {w.backend for w in facts.workers if _lives(w)}:
+        queues = [queue for queue in facts.waiting if queue.backend == backend and queue.ready_since]
+        since = min((queue.ready_since for queue in queues if queue.ready_since), default=None)
+        ready = sum(queue.ready for queue in queues)
+        if since and _seconds(facts, since) >= UNSERVED_SECONDS:
+            told = ngettext(
+                "No worker lives, and %(number)s task is ready.",
+                "No worker lives, and %(number)s tasks are ready.",
+                ready,
+            ) % {"number": capped(ready, COUNT_LIMIT)}
+            found[backend] = Item("no_workers", "harm", told, since, backend, number=ready)
+    return found
+
+
+def _queue(queue: Waiting, facts: Facts) -> Item | None:
+    names = {"queue": isolated(queue.queue), "number": _depth(queue)}
+    about = {"backend": queue.backend, "queue": queue.queue, "number": queue.ready}
+    if queue.paused_at:
+        if not queue.ready:
+            return None
+        told = ngettext(
+            "Queue %(queue)s is paused, and %(number)s task waits.",
+            "Queue %(queue)s is paused, and %(number)s tasks wait.",
+            queue.ready,
+        )
+        return Item("paused", "warning", told % names, queue.paused_at, **about)  # type: ignore[arg-type]
+    waited = _seconds(facts, queue.ready_since) if queue.ready_since else 0.0
+    if waited >= UNSERVED_SECONDS and _is_unserved(queue, facts):
+        told = ngettext(
+            "Nobody serves queue %(queue)s, in which %(number)s task is ready.",
+            "Nobody serves queue %(queue)s, in which %(number)s tasks are ready.",
+            queue.ready,
+        )
+        return Item("unserved", "harm", told % names, queue.ready_since, **about)  # type: ignore[arg-type]
+    if waited >= BEHIND_SECONDS:
+        told = _("Queue %(queue)s falls behind: %(number)s ready, the oldest for %(span)s; %(trend)s.")
+        told %= {**names, "span": span(waited), "trend": _trend(queue.queue, facts, waited)}
+        return Item("behind", "harm", told, queue.ready_since, **about)  # type: ignore[arg-type]
+    return None
+
+
+def _trend(queue: str, facts: Facts, waited: float) -> str:
+    """Does the wait grow? Beside what those waited that started in the last minutes."""
+    lately = facts.lately.queues.get(queue) if facts.lately else None
+    usual = lately.latency(0.5) if lately else None
+    if usual is None:
+        return _("none has started in the last 5 minutes")
+    if waited > 1.2 * usual:
+        return _("it grows")
+    return _("it catches up") if waited < 0.8 * usual else _("it keeps its distance")
+
+
+def _is_unserved(queue: Waiting, facts: Facts) -> bool:
+    return facts.workers is not None and not any(w.serves(queue.backend, queue.queue) for w in facts.workers)
+
+
+def _functions(facts: Facts) -> Iterator[Item]:
+    seen = set()
+    for past in (facts.lately, facts.past):
+        for function, tally in (past.functions if past else {}).items():
+            if past and function not in seen and tally.failed >= FAILED_RUNS and tally.failure_share >= FAILED_SHARE:
+                seen.add(function)
+                yield _failing(function, tally, past.range)
+
+
+def _failing(function: str, tally: Tally, range_: Range) -> Item:
+    told = _("%(function)s fails: %(failed)s of %(runs)s runs (%(share)s) in %(range)s.") % {
+        "function": isolated(function),
+        "failed": f"{tally.failed:,}",
+        "runs": f"{tally.completed + tally.failed:,}",
+        "share": f"{tally.failure_share:.0%}",
+        "range": in_words(range_),
+    }
+    level: Level = "harm" if tally.failure_share >= BROKEN_SHARE else "warning"
+    return Item("failing", level, told, tally.failing_since, function=function, number=tally.failed)
+
+
+def _dead(facts: Facts) -> Iterator[Item]:
+    if not facts.died:
+        return
+    number = sum(each.number for each in facts.died)
+    named = ", ".join(f"{isolated(each.function)} {each.number:,}" for each in facts.died[:3])
+    told = ngettext(
+        "%(number)s task died in %(range)s: %(named)s.", "%(number)s tasks died in %(range)s: %(named)s.", number
+    ) % {
+        "number": capped(number, DEPTH_LIMIT),
+        "range": in_words(facts.range),
+        "named": f"{named}, …" if len(facts.died) > 3 else named,
+    }
+    only = facts.died[0].function if len(facts.died) == 1 else ""
+    yield Item("dead", "warning", told, min(each.first for each in facts.died), function=only, number=number)
+
+
+def _silent(facts: Facts) -> Iterator[Item]:
+    silent = [worker for worker in facts.workers or () if worker.status == "late"]
+    if not silent:
+        return
+    silent.sort(key=lambda worker: worker.heartbeat_at, reverse=True)
+    named = ", ".join(isolated(worker.name) for worker in silent[:3])
+    told = ngettext(
+        "%(number)s worker fell silent without a word: %(named)s.",
+        "%(number)s workers fell silent without a word: %(named)s.",
+        len(silent),
+    ) % {"number": len(silent), "named": f"{named}, …" if len(silent) > 3 else named}
+    yield Item("late", "warning", told, min(worker.heartbeat_at for worker in silent), number=len(silent))
+
+
+def _snapshots(facts: Facts) -> Iterator[Item]:
+    for holder in facts.holders or ():
+        what = {
+            "session": _("Session %(name)s of %(user)s (process %(pid)s)"),
+            "prepared": _("Prepared transaction %(name)s of %(user)s"),
+            "slot": _("Replication slot %(name)s"),
+        }[holder.kind] % {"name": isolated(holder.name or "?"), "user": isolated(holder.user), "pid": holder.pid}
+        told = _("%(what)s holds an old snapshot: until it ends, rows of finished tasks stay in the way of new ones.")
+        yield Item("snapshot", "warning", told % {"what": what}, holder.since)
+
+
+def _suspects(facts: Facts) -> Iterator[Item]:
+    if number := facts.standing.suspects if facts.standing else 0:
+        told = ngettext(
+            "%(number)s pending task was running when a worker died, and may be what killed it.",
+            "%(number)s pending tasks were running when a worker died, and may be what killed it.",
+            number,
+        )
+        yield Item("suspects", "notice", told % {"number": capped(number, COUNT_LIMIT)}, None, number=number)
+
+
+def _retries(facts: Facts) -> Iterator[Item]:
+    number = sum(queue.retries for queue in facts.waiting or ())
+    times = [queue.next_retry for queue in facts.waiting or () if queue.next_retry]
+    if number and times:
+        told = ngettext(
+            "%(number)s task that failed waits for its next attempt, due in %(span)s.",
+            "%(number)s tasks that failed wait for their next attempts, the first due in %(span)s.",
+            number,
+        )
+        told %= {"number": f"{number:,}", "span": span(max((min(times) - facts.now).total_seconds(), 0))}
+        yield Item("retries", "notice", told, None, number=number)
+
+
+_MORE = {
+    "no_workers": lambda more: _("%s more backends have no worker.") % more,
+    "unserved": lambda more: _("%s more queues need you.") % more,
+    "behind": lambda more: _("%s more queues need you.") % more,
+    "paused": lambda more: _("%s more queues need you.") % more,
+    "failing": lambda more: _("%s more functions fail.") % more,
+    "snapshot": lambda more: _("%s more hold old snapshots.") % more,
+}
+
+
+def in_words(range_: Range) -> str:
+    """A range in a sentence."""
+    return {
+        "5m": _("the last 5 minutes"),
+        "1h": _("the last hour"),
+        "24h": _("the last 24 hours"),
+        "7d": _("the last 7 days"),
+    }[range_.name]
+
+
+def _lives(worker: WorkerSeen) -> bool:
+    return worker.status == "alive"
+
+
+def _depth(queue: Waiting) -> str:
+    return f"{queue.ready:,}+" if queue.is_capped else f"{queue.ready:,}"
+
+
+def _seconds(facts: Facts, since: datetime) -> float:
+    return (facts.now - since) / timedelta(seconds=1)

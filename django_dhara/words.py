@@ -1,0 +1,76 @@
+"""Values as words for people, on pages and in terminals: durations, numbers, and names that somebody else chose."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from django.utils.translation import gettext as _
+
+#: What a reader cannot see, or what changes how the rest is read: control characters, line separators, characters
+#: without width, and those that turn the direction of writing around.
+_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+_UNSEEN_BUT_LINES = re.compile(_UNSEEN.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+
+
+def visible(text: object) -> str:
+    """`text` with everything unseen written out: a line feed becomes the two characters \\n."""
+    return _UNSEEN.sub(_spelled, str(text))
+
+
+def visible_lines(text: object) -> str:
+    """The same for text of several lines, such as a traceback; line feeds and tabs stay."""
+    return _UNSEEN_BUT_LINES.sub(_spelled, str(text))
+
+
+def _spelled(match: re.Match[str]) -> str:
+    return match.group().encode("unicode_escape").decode()
+
+
+def span(seconds: float) -> str:
+    """A duration for people: "0.4 s", "40 s", "5 min", "3 h 20 min", "2 d 4 h"."""
+    if 0 < seconds < 1:
+        return _("%s s") % f"{max(seconds, 0.001):.3f}".rstrip("0")
+    whole = round(seconds)
+    if whole < _MINUTE:
+        return _("%s s") % whole
+    if whole < _HOUR:
+        return _("%s min") % (whole // _MINUTE)
+    if whole < _DAY:
+        return _two(_("%s h") % (whole // _HOUR), _("%s min"), whole % _HOUR // _MINUTE)
+    return _two(_("%s d") % (whole // _DAY), _("%s h"), whole % _DAY // _HOUR)
+
+
+def _two(large: str, unit: str, small: int) -> str:
+    return f"{large} {unit % small}" if small else large
+
+
+#: Around a name in a sentence: Unicode's isolates, which keep a right-to-left name from turning its neighbours around.
+NAME_BEGINS, NAME_ENDS = "\u2068", "\u2069"
+
+
+def isolated(name: object) -> str:
+    """A name within a sentence."""
+    return f"{NAME_BEGINS}{visible(name)}{NAME_ENDS}"
+
+
+def plain(sentence: str) -> str:
+    """A sentence for where isolates would show."""
+    return sentence.replace(NAME_BEGINS, "").replace(NAME_ENDS, "")
+
+
+def capped(count: int, limit: int) -> str:
+    """A count that stopped at `limit`: "1,234", "10,000+"."""
+    return f"{count:,}+" if count >= limit else f"{count:,}"
+
+
+def short_time(seconds: float | None) -> str:
+    """A measured time in about two digits: "3.4 ms", "120 ms", "1.2 s", "2.5 min", "3.1 h"; a dash for none."""
+    if seconds is None:
+        return "–"
+    units = ((0.9995, 0.001, _("ms")), (99.5, 1, _("s")), (5400, 60, _("min")), (math.inf, 3600, _("h")))
+    size, unit = next((size, unit) for below, size, unit in units if seconds < below)
+    value = seconds / size
+    return f"{value:.1f} {unit}" if value < 9.95 else f"{value:,.0f} {unit}"
