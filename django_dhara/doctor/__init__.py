@@ -42,9 +42,11 @@ OF_SERVER: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     server.clock, schema.applied_migrations, upkeep.snapshots, upkeep.prepared_transactions, upkeep.replication,
 )  # fmt: skip
 OF_TABLES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
-    schema.columns, schema.foreign_columns, schema.indexes, schema.constraints, schema.storage, schema.tables,
-    schema.attachments, upkeep.dead_rows, upkeep.ready_index, upkeep.transaction_ids, upkeep.locks,
+    schema.foreign_columns, schema.storage, schema.tables, schema.attachments, upkeep.dead_rows, upkeep.ready_index,
+    upkeep.transaction_ids, upkeep.locks,
 )  # fmt: skip
+#: Where all migrations are applied the tables must be those of the models.
+OF_MODELS: tuple[Callable[[Case], Iterator[Finding]], ...] = (schema.columns, schema.indexes, schema.constraints)
 #: What each backend is asked.
 OF_BACKEND: tuple[Callable[[BackendCase], Iterator[Finding]], ...] = (
     server.wake_ups, fleet.somebody_works, fleet.late_workers, fleet.versions, fleet.heartbeats_ahead,
@@ -71,7 +73,7 @@ def examine(backends: Iterable[DharaBackend], limits: Limits | None = None) -> l
 def _of_database(case: Case) -> Iterator[Finding]:
     try:
         yield from (dataclasses.replace(finding, database=case.database) for finding in _all(case))
-    except (Disconnected, ImproperlyConfigured) as error:
+    except (Disconnected, ImproperlyConfigured, psycopg.Error) as error:
         found = UNREACHABLE.seen(" ".join(str(error).split()), database=case.database)
         yield dataclasses.replace(found, database=case.database)
     finally:
@@ -81,11 +83,19 @@ def _of_database(case: Case) -> Iterator[Finding]:
 def _all(case: Case) -> Iterator[Finding]:
     case.session.open()
     has_table = case.has_table
-    for examination in (*OF_SERVER, *(OF_TABLES if has_table else ())):
+    of_models = OF_MODELS if has_table and _is_current(case) else ()
+    for examination in (*OF_SERVER, *of_models, *(OF_TABLES if has_table else ())):
         yield from _tried(case, examination, case)
     for part in case.of_backends():
         for look in OF_BACKEND if has_table else OF_BACKEND[:1]:
             yield from (dataclasses.replace(finding, backend=part.alias) for finding in _tried(case, look, part))
+
+
+def _is_current(case: Case) -> bool:
+    try:
+        return not case.unapplied
+    except psycopg.Error:  # told where they are examined
+        return False
 
 
 def _tried(case: Case, examination: Callable[[Any], Iterator[Finding]], subject: Case | BackendCase) -> list[Finding]:

@@ -6,6 +6,7 @@ than half of one. So the doctor can be called on a server that is in trouble wit
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import namedtuple_row
 
+from django_dhara import migrations
 from django_dhara.backend import DharaBackend
 from django_dhara.conf import Options
 from django_dhara.worker.session import Session
@@ -106,6 +108,15 @@ class Case:
     def has_table(self) -> bool:
         return bool(self.row("SELECT to_regclass('dhara_task') IS NOT NULL AS found").found)
 
+    @cached_property
+    def unapplied(self) -> list[str]:
+        """Migrations of ours that the code has and the database has not; its tables are then other ones, rightly."""
+        known = sorted(module.name for module in pkgutil.iter_modules(migrations.__path__))
+        applied = set[str]()
+        if self.row("SELECT to_regclass('django_migrations') IS NOT NULL AS found").found:
+            applied = {row.name for row in self.rows("SELECT name FROM django_migrations WHERE app = 'dhara'")}
+        return [name for name in known if name not in applied]
+
     def of_backends(self) -> list[BackendCase]:
         return [BackendCase(self, backend) for backend in self.backends]
 
@@ -120,6 +131,13 @@ class BackendCase:
     def rows(self, statement: str, **parameters: Any) -> list[Any]:
         """As `Case.rows`; `%(backend)s` is the alias."""
         return self.case.rows(statement, backend=self.alias, **parameters)
+
+    @property
+    def aggregates(self) -> str:
+        """A FROM clause: what was settled at which time. Minutes are moved to quarters in time (`stats.rollup`)."""
+        quarters = " UNION ALL SELECT start, backend, function, interrupted, dead FROM dhara_quarter"
+        minutes = "SELECT minute AS start, backend, function, interrupted, dead FROM dhara_minute"
+        return f"({minutes}{quarters if '0003_operators' not in self.case.unapplied else ''}) AS aggregate"
 
     @cached_property
     def lanes(self) -> list[Any]:

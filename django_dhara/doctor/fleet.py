@@ -106,9 +106,9 @@ def long_functions(case: BackendCase) -> Iterator[Finding]:
 
 
 def interrupted_runs(case: BackendCase) -> Iterator[Finding]:
-    found = case.rows("""
-        SELECT function, sum(interrupted)::int AS n FROM dhara_minute
-        WHERE minute > statement_timestamp() - interval '1 day' AND backend = %(backend)s AND interrupted > 0
+    found = case.rows(f"""
+        SELECT function, sum(interrupted)::int AS n FROM {case.aggregates}
+        WHERE start > statement_timestamp() - interval '1 day' AND backend = %(backend)s AND interrupted > 0
         GROUP BY function ORDER BY n DESC LIMIT 20""")
     if found:
         what = listed([f"{row.function} {row.n} times" for row in found])

@@ -135,11 +135,11 @@ DEAD_GROWING = Trouble(
 
 
 def dead_letters(case: BackendCase) -> Iterator[Finding]:
-    [row] = case.rows("""
-        SELECT coalesce(sum(dead) FILTER (WHERE minute > statement_timestamp() - interval '1 hour'), 0)::int AS now,
-               coalesce(sum(dead) FILTER (WHERE minute <= statement_timestamp() - interval '1 hour'), 0)::int AS before
-        FROM dhara_minute
-        WHERE backend = %(backend)s AND dead > 0 AND minute > statement_timestamp() - interval '25 hours'""")
+    [row] = case.rows(f"""
+        SELECT coalesce(sum(dead) FILTER (WHERE start > statement_timestamp() - interval '1 hour'), 0)::int AS now,
+               coalesce(sum(dead) FILTER (WHERE start <= statement_timestamp() - interval '1 hour'), 0)::int AS before
+        FROM {case.aggregates}
+        WHERE backend = %(backend)s AND dead > 0 AND start > statement_timestamp() - interval '25 hours'""")
     usual = row.before / 24
     if row.now >= case.limits.dead_count and row.now > case.limits.dead_factor * usual:
         what = f"{row.now} in the last hour, {usual:.3g} an hour in the day before"

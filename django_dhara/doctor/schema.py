@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -11,7 +10,6 @@ from django.apps import apps
 from django.db import connections, models
 from django.db.models.functions import Now
 
-from django_dhara import migrations
 from django_dhara.doctor.case import Case
 from django_dhara.doctor.finding import Finding, Severity, Trouble, listed
 from django_dhara.worker.presence import NEEDED
@@ -31,11 +29,7 @@ UNAPPLIED = Trouble(
 
 
 def applied_migrations(case: Case) -> Iterator[Finding]:
-    known = sorted(module.name for module in pkgutil.iter_modules(migrations.__path__))
-    applied = set[str]()
-    if case.row("SELECT to_regclass('django_migrations') IS NOT NULL AS found").found:
-        applied = {row.name for row in case.rows("SELECT name FROM django_migrations WHERE app = 'dhara'")}
-    missing = [name for name in known if name not in applied]
+    missing = case.unapplied
     waited_for = [name for name in missing if name <= NEEDED]
     if waited_for:
         yield WAITED_FOR.seen(f"{listed(missing)} not applied", database=case.database, migrations=missing)

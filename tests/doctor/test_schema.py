@@ -60,6 +60,14 @@ def test_migrations_are_not_applied(patient, migration, id_):
     assert finding.do == "manage.py dhara_migrate --database patient"
 
 
+def test_tables_of_an_older_version_are_no_drift(patient):
+    patient.does(
+        "UPDATE django_migrations SET app = 'elsewhere' WHERE app = 'dhara' AND name > '0003'",
+        "DROP TABLE dhara_quarter, dhara_token", "DROP INDEX dhara_task_dead",
+    )  # fmt: skip
+    assert patient.has("dhara.D031").what == "0003_operators, 0004_dead_letters not applied"
+
+
 def test_an_empty_database_has_one_trouble(patient):
     patient.settings["NAME"] = "postgres"
     assert patient.has("dhara.D030").what.startswith("0001_initial, 0002")

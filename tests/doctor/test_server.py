@@ -52,6 +52,11 @@ def test_a_role_that_sees_only_itself_is_told(patient, stranger):
     assert patient.is_well()
 
 
+def test_a_role_that_may_not_read_the_migrations(patient, stranger):
+    patient.does("REVOKE SELECT ON django_migrations FROM stranger")
+    assert {finding.id for finding in patient.findings()} == {"dhara.D002"}
+
+
 def test_a_version_is_too_old_or_at_its_end(patient, monkeypatch):
     assert "maintained until 20" in patient.has("dhara.D011", end_of_life_days=10_000).what
     monkeypatch.setattr(server, "END_OF_LIFE", {99: date(2099, 1, 1)})  # no older server is here

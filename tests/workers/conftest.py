@@ -221,6 +221,12 @@ class Pooler:
         sleep(seconds)
         self.start()
 
+    def use(self, text):
+        """Start it again with another configuration."""
+        self.kill()
+        (self._folder / "ini").write_text(text)
+        self.start()
+
     def sessions(self):
         """What a client finds in each of the pooler's sessions with the server, by the session's process id."""
         found = {}

@@ -95,6 +95,13 @@ def test_keda_is_given_what_it_knows():
         assert "fallback" not in scaled["spec"], "it needs AverageValue"
 
 
+def test_prometheus_understands_the_query(tmp_path):
+    [trigger] = documents(DEPLOY / "kubernetes/keda-prometheus.yaml")[0]["spec"]["triggers"]
+    query = " ".join(trigger["metadata"]["query"].split())
+    (tmp_path / "rules.yml").write_text(f"groups: [{{name: keda, rules: [{{record: 'latency', expr: '{query}'}}]}}]\n")
+    assert "SUCCESS: 1 rules found" in says(tool("promtool"), "check", "rules", tmp_path / "rules.yml")
+
+
 def test_yaml_is_well_formed():
     rules = "braces: {max-spaces-inside: 0}, comments: disable, document-start: disable, line-length: {max: 130}"
     says(tool("yamllint"), "--strict", "-d", f"{{extends: default, rules: {{{rules}}}}}", DEPLOY)
