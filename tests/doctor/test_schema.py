@@ -7,6 +7,7 @@ TASK = """INSERT INTO dhara_task (id, backend, queue, function, payload, idempot
           VALUES (gen_random_uuid(), 'default', 'default', 'tests.app.tasks.count', '{}', 'same')"""
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize(
     ("change", "id_", "what"),
     [

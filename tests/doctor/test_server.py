@@ -13,6 +13,7 @@ from tests.workers.harness import free_port, until
 from tests.workers.test_clocks import FAKED, needs_faketime
 
 
+@pytest.mark.fast
 def test_a_healthy_database_yields_nothing(patient):
     assert patient.is_well()
 
