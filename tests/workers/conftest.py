@@ -130,14 +130,15 @@ def an_own_server(before_migrate=lambda: None):
     folder = Path(tempfile.mkdtemp(prefix="dhara-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
     server = OwnServer(folder)
-    before_migrate()
-    migrate = harness.Process(
-        [harness.sys.executable, "manage.py", "migrate", "--run-syncdb", "-v0"], folder / "migrate.log", **server.env
-    )
-    assert migrate.ends(60) == 0, migrate.log
-    yield server
-    server.close()
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        before_migrate()
+        words = [harness.sys.executable, "manage.py", "migrate", "--run-syncdb", "-v0"]
+        migrate = harness.Process(words, folder / "migrate.log", **server.env)
+        assert migrate.ends(90) == 0, migrate.log
+        yield server
+    finally:
+        server.close()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
