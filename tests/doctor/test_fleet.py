@@ -44,8 +44,8 @@ def test_nobody_works(patient, waits):
 
 
 def test_a_worker_was_killed(patient, crew):
-    worker = crew.start("--name", "unlucky", DHARA_LEASE_SECONDS="1")
-    assert patient.is_well()
+    worker = crew.start("--name", "unlucky", DHARA_LEASE_SECONDS="3")
+    until(patient.is_well_now)
     worker.kill()
     until(lambda: not patient.is_well_now())
     assert "1 of the last day: unlucky; the last one went silent" in patient.has("dhara.D071").what
