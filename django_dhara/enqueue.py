@@ -19,6 +19,7 @@ from functools import reduce
 from inspect import currentframe
 from operator import or_
 from typing import TYPE_CHECKING, Any, overload
+from uuid import UUID
 
 from django.db import OperationalError, connections, transaction
 from django.db.models import Q

@@ -33,7 +33,20 @@ if __name__ == "__main__":
 from django.core.management.base import CommandParser
 
 import django_dhara
-from django_dhara import conf, enqueue, errors, events, execution, project, results, retry, signals, states, tasks
+from django_dhara import (
+    conf,
+    doctor,
+    enqueue,
+    errors,
+    events,
+    execution,
+    project,
+    results,
+    retry,
+    signals,
+    states,
+    tasks,
+)
 from django_dhara.api import openapi, problems, urls  # noqa: F401 - the addresses declare all calls
 
 
@@ -100,6 +113,7 @@ COMMANDS = (
     "dhara_top",
     "dhara_token",
     "dhara_health",
+    "dhara_doctor",
 )
 
 
@@ -279,6 +293,26 @@ def _description() -> dict[str, Any]:
     return openapi.document("/dhara/api/v1/")
 
 
+def troubles_list() -> str:
+    """A section for each trouble that the doctor can find."""
+    return "\n\n".join(map(_trouble, doctor.troubles()))
+
+
+def _trouble(trouble: doctor.Trouble) -> str:
+    remedy = trouble.remedy.replace("{{", "{").replace("}}", "}")
+    severity = trouble.severity.name.capitalize()
+    return f"### {trouble.id}\n\n*{severity}.* {trouble.title}.\n\n{trouble.why}\n\n```text\n{remedy}\n```"
+
+
+def limits_table() -> str:
+    """From when on something is a finding, from the `#:` comments in doctor/case.py."""
+    rows = ["| limit | value | what it is |", "|---|---|---|"]
+    defaults = doctor.Limits()
+    for name, reason in reasons(doctor.Limits).items():
+        rows.append(f"| `{name}` | {_number(getattr(defaults, name))} | {reason} |")
+    return "\n".join(rows)
+
+
 def events_table() -> str:
     """Every kind of line, by its logger and in the order of events.py."""
     rows = ["| event | logger | level | text | fields beside those of the text |", "|---|---|---|---|---|"]
@@ -306,6 +340,8 @@ PARTS = (
     ("reference/python.md", "warning", warning_text),
     ("reference/python.md", "errors", errors_tree),
     ("reference/python.md", "signals", signals_list),
+    ("reference/doctor.md", "troubles", troubles_list),
+    ("reference/doctor.md", "limits", limits_table),
     ("reference/events.md", "events", events_table),
     ("explanation/states.md", "arrows", arrows_table),
 )
