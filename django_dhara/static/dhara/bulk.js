@@ -1,7 +1,7 @@
 // A bulk change goes on while its page is open: each answer is shown, and the next step is asked for.
 "use strict";
 
-(function () {
+document.addEventListener("DOMContentLoaded", () => {
     const shown = document.getElementById("dhara-bulk");
     const failed = document.getElementById("dhara-failed");
     if (!shown) {
@@ -39,4 +39,4 @@
     }
 
     go().catch(() => { failed.textContent = shown.dataset.failed; });
-})();
+});
