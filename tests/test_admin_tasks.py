@@ -66,13 +66,13 @@ def test_the_list_tells_state_function_error_queue_priority_attempts_and_times(c
         priority=7,
         failures=5,
         enqueued_at=ago(7200),
-        finished_at=ago(600),
+        finished_at=ago(610),
         error_class="smtplib.Refused",
     )
     an_attempt(task, message="the first one")
     an_attempt(task, message="mailbox full\nand more")
     seen = shown(client.get(LIST))
-    assert "✕ Dead shop.tasks.send smtplib.Refused: mailbox full email priority 7 5/5 ended 10 min ago 2 h" in seen
+    assert "✕ Dead shop.tasks.send Refused: mailbox full email priority 7 5/5 ended 10 min ago 2 h old" in seen
 
 
 @pytest.mark.fast
@@ -86,10 +86,9 @@ def test_a_state_is_told_by_a_word_and_not_by_colour_alone(client, state):
 @pytest.mark.parametrize(
     ("state", "columns", "expected"),
     [
-        (State.PENDING, {"run_at": ahead(300)}, "runs in 5 min"),
+        (State.PENDING, {"run_at": ahead(330)}, "runs in 5 min"),
         (State.PENDING, {"run_at": ago(300)}, "due 5 min ago"),
-        (State.RUNNING, {"attempted_at": ago(40)}, "for 40 s"),
-        (State.RUNNING, {"attempted_at": None}, "for 0 s"),
+        (State.RUNNING, {"attempted_at": ago(130)}, "for 2 min"),
         (State.COMPLETED, {"finished_at": ago(90)}, "ended 1 min ago"),
     ],
 )
@@ -99,7 +98,7 @@ def test_the_time_that_matters_depends_on_the_state(client, state, columns, expe
 
 
 def test_exact_times_are_in_titles(client):
-    task = a_task(run_at=ahead(300))
+    task = a_task(run_at=ahead(330))
     task.refresh_from_db()
     assert f'title="{task.run_at:%Y-%m-%d %H:%M:%S} UTC">in 5 min</time>' in client.get(LIST).content.decode()
 

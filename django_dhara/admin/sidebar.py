@@ -15,6 +15,8 @@ from django_dhara.states import State
 
 #: Choices that a filter offers.
 CHOICES = 30
+#: Characters of a name that a filter shows.
+LABEL = 60
 
 #: The address of a search.
 Address = Callable[[Search], str]
@@ -122,17 +124,21 @@ def _group(asked: Search, address: Address, title: str, name: str, offered: _Off
         choices.append(Choice(label, address(asked.replaced(name, value)), chosen == [term]))
     if chosen and not any(choice.selected for choice in choices):
         label = " ".join(str(term).replace(f"{name}:", "", 1) for term in chosen)
-        choices.append(Choice(visible(label), address(asked), selected=True))
+        choices.append(Choice(_short(label), address(asked), selected=True))
     return Group(title, choices, name if entry else "", entry, str(asked.replaced(name)))
 
 
 def _named(names: Iterable[str]) -> _Offered:
-    return [(visible(name), Value.of(name)) for name in names]
+    return [(_short(name), Value.of(name)) for name in names]
+
+
+def _short(name: str) -> str:
+    return visible(name if len(name) <= LABEL else f"{name[:LABEL]}…")
 
 
 def _exact(names: Iterable[str]) -> _Offered:
     """Names of which the end alone would mean others, too."""
-    return [(visible(name), Value(name, exact=True)) for name in names]
+    return [(_short(name), Value(name, exact=True)) for name in names]
 
 
 def _numbers(texts: Iterable[str]) -> _Offered:

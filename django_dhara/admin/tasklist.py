@@ -49,6 +49,7 @@ class Row(NamedTuple):
     state: SafeString
     function: SafeString
     error: str
+    error_title: str
     queue: SafeString
     priority: int
     attempts: str
@@ -209,12 +210,14 @@ def _row(task: Any, message: str, site: str) -> Row:
     address = reverse("admin:dhara_task_change", args=[task.pk], current_app=site)
     link = format_html('<a href="{}" title="{}">{}</a>', address, task.pk, name(task.function))
     error = visible(task.error_class or "")
+    short = error.rpartition(".")[2]
     return Row(
         id=task.pk,
         label=_("Select %s") % visible(task.function),
         state=_state(task),
         function=link,
-        error=f"{error}: {message}" if message else error,
+        error=f"{short}: {message}" if message else short,
+        error_title=f"{error}: {message}" if message else error,
         queue=name(task.queue),
         priority=task.priority,
         attempts=f"{counted(task)}/{task.max_attempts}",

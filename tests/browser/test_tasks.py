@@ -7,6 +7,7 @@ from django.contrib.admin.models import LogEntry
 
 from django_dhara import bulk
 from django_dhara.models import BulkChange, Task
+from django_dhara.search import parse
 from django_dhara.states import State
 from tests.browser.conftest import NARROW, WIDE
 from tests.rows import a_task, an_attempt, fresh
@@ -233,3 +234,10 @@ def test_the_pictures_of_the_documentation(browse, shop, picture):
     with browse({"width": 1180, "height": 760}) as page:
         page.goto(LIST + "?q=function:send_receipt+after:2h")
         picture(page, "tasks")
+        change = bulk.create(
+            "default", "revive", parse("state:dead"), reason="receipts work again", user_name="operator"
+        )
+        BulkChange.objects.update(counts={"revived": 31_500, "busy": 2}, looked_at=31_502)
+        page.route("**/step/", lambda route: None)
+        page.goto(f"/admin/dhara/bulkchange/{change.pk}/change/")
+        picture(page, "bulk-change")

@@ -1,7 +1,7 @@
 // The list of tasks: select all of a page, a range with shift, and say how many are selected.
 "use strict";
 
-(function () {
+document.addEventListener("DOMContentLoaded", () => {
     const form = document.getElementById("changelist-form");
     const boxes = form ? [...form.querySelectorAll("input.dhara-select")] : [];
     if (!boxes.length) {
@@ -39,4 +39,4 @@
     // A browser that goes back puts the boxes as they were, after this script has run.
     window.addEventListener("pageshow", show);
     show();
-})();
+});
