@@ -75,7 +75,7 @@ def _row(key: Any, value: Any, level: int, room: int) -> SafeString:
     is_open = level < OPEN_LEVELS - 1 and len(value) <= OPEN_ITEMS
     return format_html(
         '<li><details{}><summary>{} <span class="dhara-quiet">{}</span></summary>{}</details></li>',
-        mark_safe(" open") if is_open else "",  # noqa: S308 - a word of ours
+        mark_safe(" open") if is_open else "",
         shown,
         _size(value),
         _inside(value, level + 1, room),
