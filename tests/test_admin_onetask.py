@@ -138,6 +138,11 @@ def test_a_tree_is_never_large():
     broad = trees.tree(trees.parse(json.dumps({f"key {n}": ["x" * 9] * 120 for n in range(1000)})))
     assert len(broad) < 400_000
     assert "900 more" in broad
+    assert broad.count("<li") <= 2 * trees.MOST
+    both = trees.tree(
+        trees.parse(json.dumps({"args": [[[*range(90)] for _ in range(90)]], "kwargs": {"last": "seen"}}))
+    )
+    assert "seen" in both  # what comes behind something large is seen all the same
     deep = trees.tree(trees.parse("[" * 500 + "]" * 500))
     assert deep.count("<details") == trees.DEEPEST
     with pytest.raises(ValueError, match=r"deep|Expecting"):

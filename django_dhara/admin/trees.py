@@ -40,58 +40,58 @@ def parse(text: str) -> Any:
 
 def tree(value: Any) -> SafeString:
     """The markup of what `parse` answered."""
-    return _Tree().top(value)
+    if _is_branch(value):
+        return _inside(value, 0, MOST)
+    return format_html('<ul class="dhara-json"><li>{}</li></ul>', _leaf(value))
 
 
-class _Tree:
-    """One tree, and how many more values it may have."""
+def _is_branch(value: Any) -> bool:
+    return isinstance(value, dict | list) and bool(value)
 
-    def __init__(self) -> None:
-        self._left = MOST
 
-    def top(self, value: Any) -> SafeString:
-        if isinstance(value, dict | list) and value:
-            return self._inside(value, 0)
-        return format_html('<ul class="dhara-json"><li>{}</li></ul>', self._leaf(value))
+def _inside(value: dict[str, Any] | list[Any], level: int, room: int) -> SafeString:
+    """What is in a list or an object, at most `room` values in all.
 
-    def _inside(self, value: dict[str, Any] | list[Any], level: int) -> SafeString:
-        pairs: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
-        rows = []
-        for key, inner in islice(pairs, ITEMS):
-            if self._left <= 0:
-                break
-            self._left -= 1
-            rows.append((self._row(key, inner, level),))
-        if rest := len(value) - len(rows):
-            more = ngettext("%(count)s more", "%(count)s more", rest) % {"count": f"{rest:,}"}
-            rows.append((format_html('<li class="dhara-quiet">… {}</li>', more),))
-        return format_html('<ul class="dhara-json">{}</ul>', format_html_join("", "{}", rows))
+    What is left of it after one's own items is shared evenly by those that have some: a long list hides none of its
+    neighbours.
+    """
+    pairs: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
+    shown = list(islice(pairs, min(ITEMS, room)))
+    branches = sum(_is_branch(inner) for _, inner in shown)
+    share = (room - len(shown)) // max(branches, 1)
+    rows = [(_row(key, inner, level, share),) for key, inner in shown]
+    if rest := len(value) - len(rows):
+        more = ngettext("%(count)s more", "%(count)s more", rest) % {"count": f"{rest:,}"}
+        rows.append((format_html('<li class="dhara-quiet">… {}</li>', more),))
+    return format_html('<ul class="dhara-json">{}</ul>', format_html_join("", "{}", rows))
 
-    def _row(self, key: Any, value: Any, level: int) -> SafeString:
-        shown = format_html('<bdi class="dhara-key">{}</bdi>', _cut(str(key), KEY))
-        if not (isinstance(value, dict | list) and value):
-            return format_html("<li>{} {}</li>", shown, self._leaf(value))
-        if level >= DEEPEST:
-            return format_html('<li>{} <span class="dhara-quiet">{} …</span></li>', shown, _size(value))
-        is_open = level < OPEN_LEVELS - 1 and len(value) <= OPEN_ITEMS
-        return format_html(
-            '<li><details{}><summary>{} <span class="dhara-quiet">{}</span></summary>{}</details></li>',
-            mark_safe(" open") if is_open else "",
-            shown,
-            _size(value),
-            self._inside(value, level + 1),
-        )
 
-    def _leaf(self, value: Any) -> SafeString:
-        match value:
-            case _Number():
-                return format_html('<span class="dhara-number">{}</span>', _cut(value, STRING))
-            case str():
-                return _string(value)
-            case dict() | list():
-                return format_html('<span class="dhara-quiet">{}</span>', "{}" if isinstance(value, dict) else "[]")
-            case _:
-                return format_html('<span class="dhara-word">{}</span>', json.dumps(value))
+def _row(key: Any, value: Any, level: int, room: int) -> SafeString:
+    shown = format_html('<bdi class="dhara-key">{}</bdi>', _cut(str(key), KEY))
+    if not _is_branch(value):
+        return format_html("<li>{} {}</li>", shown, _leaf(value))
+    if level >= DEEPEST or room <= 0:
+        return format_html('<li>{} <span class="dhara-quiet">{} …</span></li>', shown, _size(value))
+    is_open = level < OPEN_LEVELS - 1 and len(value) <= OPEN_ITEMS
+    return format_html(
+        '<li><details{}><summary>{} <span class="dhara-quiet">{}</span></summary>{}</details></li>',
+        mark_safe(" open") if is_open else "",
+        shown,
+        _size(value),
+        _inside(value, level + 1, room),
+    )
+
+
+def _leaf(value: Any) -> SafeString:
+    match value:
+        case _Number():
+            return format_html('<span class="dhara-number">{}</span>', _cut(value, STRING))
+        case str():
+            return _string(value)
+        case dict() | list():
+            return format_html('<span class="dhara-quiet">{}</span>', "{}" if isinstance(value, dict) else "[]")
+        case _:
+            return format_html('<span class="dhara-word">{}</span>', json.dumps(value))
 
 
 def _string(value: str) -> SafeString:
