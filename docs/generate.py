@@ -89,7 +89,16 @@ def commands_help() -> str:
     return "\n\n".join(f"## {name}\n\n```text\n{_help(name)}\n```" for name in COMMANDS)
 
 
-COMMANDS = ("dhara_worker", "dhara_reaper", "dhara_prune", "dhara_pause", "dhara_resume", "dhara_token")
+COMMANDS = (
+    "dhara_worker",
+    "dhara_reaper",
+    "dhara_prune",
+    "dhara_pause",
+    "dhara_resume",
+    "dhara_stats",
+    "dhara_top",
+    "dhara_token",
+)
 
 
 def _help(name: str) -> str:

@@ -108,6 +108,8 @@ def claim(task, now, worker, *, seconds):
 
 
 def renew(task, now, lease, *, seconds):
+    if task is not None and (task.lease, task.state) == (lease, State.COMPLETED):
+        return "skipped", task  # by this run itself, whose answer may be on its way
     if task is None or not task.is_run(lease):
         return "refused", task
     return "renewed", replace(task, lease_until=now + seconds)

@@ -477,7 +477,8 @@ def test_the_list_of_workers_tells_who_lives_and_what_each_runs(client):
     worker = a_worker(queues=["email", "default"], started_at=ago(7200), heartbeat_at=ago(4))
     task = a_task(State.RUNNING, attempted_at=ago(9), function="shop.tasks.send")
     response = client.get("/admin/dhara/worker/")
-    assert "✓ Alive box7:4711 email, default 1/10 shop.tasks.send 9 s ago 0 runs – 2 h ago 4 s 0.1.0" in shown(response)
+    line = "✓ Alive heard 4 s ago box7:4711 0.1.0, up 2 h email, default 1/10 send 9 s ago 0 runs –"
+    assert line in shown(response)
     assert page_of(task) in response.content.decode()
     assert "shop.tasks.send" in shown(client.get(f"/admin/dhara/worker/{worker.pk}/change/"))
 
@@ -493,7 +494,8 @@ def test_the_list_of_workers_tells_who_lives_and_what_each_runs(client):
 )
 def test_a_worker_is_alive_late_draining_or_stopped(client, columns, expected):
     a_worker(**columns)
-    assert f"{expected} box7:4711" in shown(client.get("/admin/dhara/worker/?status=all"))
+    body = shown(client.get("/admin/dhara/worker/?status=all"))
+    assert re.search(rf"{expected} [\w ]+ box7:4711", body)
 
 
 def test_a_worker_that_runs_much_names_five_tasks_and_links_to_all(client):

@@ -252,15 +252,15 @@ class Stories(RuleBasedStateMachine):
     @rule(numbers=several)
     def renew_and_report(self, numbers):
         runs = self.chosen(numbers, self.runs)
-        expected, renewed = dict(self.tasks), set()
+        expected, answers = dict(self.tasks), {"renewed": set(), "refused": set(), "skipped": set()}
         for id_, lease in runs:
             answer = self.apply(expected, id_, "renew", model.renew, self.now, lease, seconds=LONG)
-            renewed |= {(id_, lease)} if answer == "renewed" else set()
+            answers[answer].add((id_, lease))
             self.apply(expected, id_, "report", model.report, lease)
         renewal = lifecycle.renew(self.session.execute, WORKER, runs, lease_seconds=LONG)
-        assert renewal == (renewed, set(runs) - renewed, False)
+        assert renewal == (answers["renewed"], answers["refused"], False)
         reports = [Report(id_, lease, PROGRESS, CHECKPOINT) for id_, lease in runs]
-        assert lifecycle.report(self.session.execute, reports) == renewed
+        assert lifecycle.report(self.session.execute, reports) == answers["renewed"]
         self.expect(expected)
 
     # -------------------------------------------------------------------------------------------------- what is swept

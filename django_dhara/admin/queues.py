@@ -66,7 +66,9 @@ class QueueAdmin(ReadOnlyAdmin):
         read = backlog.read(alias)
         context = {
             "title": _("Queues"),
+            # Of Django's list only the frame is used; without actions it would have an inline style.
             "cl": {"opts": self.opts},
+            "actions_on_top": True,
             "backlog": read,
             "rows": [self._shown(request, read, row) for row in read.rows],
             "paused": [self._shown(request, read, row) for row in read.paused],

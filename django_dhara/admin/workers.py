@@ -78,9 +78,6 @@ class WorkerAdmin(ReadOnlyAdmin):
         "runs_",
         "settled_",
         "memory_",
-        "started_",
-        "heartbeat_",
-        "version_",
     )
     list_display_links = None
     list_filter = (DatabaseFilter, StatusFilter)
@@ -112,13 +109,20 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("status"))
     def status_(self, worker: Any) -> SafeString:
-        return badge(worker.status)
+        """And its last word."""
+        if worker.stopped_at:
+            said = moment(worker.stopped_at, worker.now)
+        else:
+            said = format_html(_("heard {} ago"), age(worker.heartbeat_at, worker.now))
+        return format_html('{} <span class="dhara-quiet">{}</span>', badge(worker.status), said)
 
     @admin.display(description=gettext_lazy("host"))
     def host_(self, worker: Any) -> SafeString:
         shown = f"{visible(worker.host)}:{worker.pid}"
         address = self._reverse("change", worker.pk)
-        return format_html('<a href="{}" title="{}"><bdi>{}</bdi></a>', address, visible(worker.name), shown)
+        link = format_html('<a href="{}" title="{}"><bdi>{}</bdi></a>', address, visible(worker.name), shown)
+        since = format_html(_("{}, up {}"), visible(worker.version), age(worker.started_at, worker.now))
+        return format_html('{} <span class="dhara-quiet">{}</span>', link, since)
 
     @admin.display(description=gettext_lazy("queues"))
     def queues_(self, worker: Any) -> SafeString | str:
@@ -134,14 +138,20 @@ class WorkerAdmin(ReadOnlyAdmin):
             return "–"
         more = worker.running[0].number > NAMED
         last = format_html('<li><a href="{}">{}</a></li>', self._all_of(worker), _("all")) if more else ""
-        return format_html('<ul class="dhara-plain">{}{}</ul>', self._items(worker), last)
+        return format_html('<ul class="dhara-plain">{}{}</ul>', self._items(worker, is_short=True), last)
 
-    def _items(self, worker: Any) -> SafeString:
+    def _items(self, worker: Any, *, is_short: bool = False) -> SafeString:
         rows = (
-            (self._reverse("change", task.pk, model="task"), name(task.function), moment(task.attempted_at, worker.now))
+            (
+                self._reverse("change", task.pk, model="task"),
+                visible(task.function),
+                name(task.function.rpartition(".")[2] if is_short else task.function),
+                moment(task.attempted_at, worker.now),
+            )
             for task in worker.running
         )
-        return format_html_join("", '<li><a href="{}">{}</a> <span class="dhara-quiet">{}</span></li>', rows)
+        line = '<li><a href="{}" title="{}">{}</a> <span class="dhara-quiet">{}</span></li>'
+        return format_html_join("", line, rows)
 
     def _all_of(self, worker: Any) -> str:
         return f"{self._reverse('changelist', model='task')}?state=RUNNING&worker={worker.pk}"
@@ -153,20 +163,6 @@ class WorkerAdmin(ReadOnlyAdmin):
     @admin.display(description=gettext_lazy("memory"))
     def memory_(self, worker: Any) -> str:
         return memory(worker)
-
-    @admin.display(description=gettext_lazy("started"))
-    def started_(self, worker: Any) -> SafeString | str:
-        return moment(worker.started_at, worker.now)
-
-    @admin.display(description=gettext_lazy("heartbeat"))
-    def heartbeat_(self, worker: Any) -> SafeString:
-        if worker.stopped_at:
-            return format_html(_("stopped {}"), moment(worker.stopped_at, worker.now))
-        return age(worker.heartbeat_at, worker.now)
-
-    @admin.display(description=gettext_lazy("version"))
-    def version_(self, worker: Any) -> str:
-        return visible(worker.version)
 
     # Drain
 

@@ -2,7 +2,7 @@
 
     claim.py     pending -> running
     runs.py      what a run writes: settle, renew, report
-    reaper.py    what nobody's run writes: rescue, prune
+    reaper.py    what nobody's run writes: rescue, spare, prune
     operator.py  what a person asks for: cancel, revive, copy, run now, put off, move, delete
 
 The rules that make them safe against each other:
@@ -33,7 +33,7 @@ from django_dhara.lifecycle.operator import (
     run_now,
     run_now_all,
 )
-from django_dhara.lifecycle.reaper import Rescued, count_expired, prune, rescue
+from django_dhara.lifecycle.reaper import Rescued, count_expired, prune, rescue, spare
 from django_dhara.lifecycle.runs import (
     Ending,
     Renewal,
@@ -79,4 +79,5 @@ __all__ = [
     "run_now_all",
     "settle",
     "settle_in_transaction",
+    "spare",
 ]

@@ -96,6 +96,15 @@ def span(unit: str, most: int) -> Callable[[str], float]:
     return parse
 
 
+def one_of(*words: str) -> Callable[[str], str]:
+    def parse(raw: str) -> str:
+        if raw not in words:
+            raise argparse.ArgumentTypeError(f"must be one of {', '.join(words)}, not {raw!r}")
+        return raw
+
+    return parse
+
+
 def boolean(raw: str) -> bool:
     if raw.lower() not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
         raise argparse.ArgumentTypeError(f"must be true or false, not {raw!r}")

@@ -386,6 +386,9 @@ class Worker:
     def _on_disconnected(self, error: Disconnected) -> None:
         """Start nothing new, tell functions, and keep what ends until the database is back."""
         self._session.close()
+        if error.is_shortage:
+            for service in self.services:
+                service.on_shortage()
         self._ears.close()  # its socket, at its end, would wake us all the time
         self._hand.suspend()
         if not self._is_away:

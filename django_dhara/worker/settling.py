@@ -21,7 +21,7 @@ from django_dhara.conf import Options
 from django_dhara.execution import Run
 from django_dhara.lifecycle import Ending, Settled
 from django_dhara.sql import Execute
-from django_dhara.states import Completed, Error, HandedBack
+from django_dhara.states import Completed, Error, HandedBack, State
 from django_dhara.worker.clerk import Clerk
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Settler:
         elif answer.state is not None:
             ending = self._hand.forget(run)
             self._settled += 1
-            self._failed += not isinstance(ending.outcome, Completed)
+            self._failed += answer.state is not State.COMPLETED
             for event in stats.events_of(run, ending, answer.state, run.alias):
                 self._recorder.add(event)
             self._hand.tell(*news.of_settled(run, ending.outcome, answer.state))

@@ -5,7 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from django.conf import settings as django_settings
 from django.contrib.auth.models import User
+from django.test import override_settings
 
 from tests.browser.shop import shop  # noqa: F401
 
@@ -17,6 +19,13 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; form-action 'self'; "
     "connect-src 'self'"
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _strict_policy():
+    """The live server loads its middleware once, when it starts."""
+    with override_settings(MIDDLEWARE=[*django_settings.MIDDLEWARE, "tests.browser.policy.StrictPolicy"]):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -38,9 +47,8 @@ def operator(transactional_db):
 
 
 @pytest.fixture
-def browse(chromium, live_server, operator, settings):
+def browse(chromium, _strict_policy, live_server, operator):
     """Opens a page that is logged in; afterwards no page may have had an error or met the content policy."""
-    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.browser.policy.StrictPolicy"]
     problems = []
 
     @contextmanager
@@ -51,7 +59,8 @@ def browse(chromium, live_server, operator, settings):
         page.route("**/favicon.ico", lambda route: route.fulfill(status=204))
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: problems.append(str(error)))
-        page.goto("/admin/login/?next=/admin/")
+        answer = page.goto("/admin/login/?next=/admin/")
+        assert answer.headers["content-security-policy"] == POLICY
         page.fill("#id_username", "operator")
         page.fill("#id_password", "let me in")
         page.click("input[type=submit]")

@@ -1,6 +1,7 @@
 """One run from its first process to its evidence: load and faults, heal, drain, stop, dump."""
 
 import os
+import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +13,9 @@ from tests.chaos.checker.evidence import Limits
 from tests.chaos.fleet import Fleet
 from tests.chaos.monitor import Monitor
 from tests.chaos.pooler import Pooler
-from tests.chaos.server import DATABASE, ROLE, ChaosServer
+from tests.chaos.server import DATABASE, ROLE, STEP, ChaosServer
 from tests.chaos.standby import Pair
-from tests.workers.harness import Proxy, until
+from tests.workers.harness import Process, Proxy, until
 
 DRAIN_SECONDS = 120.0
 
@@ -29,14 +30,15 @@ class Stage:
     Args:
         plan: of the run.
         profile: of `profiles.py`.
+        minutes: of load, by which the disk is measured.
     """
 
-    def __init__(self, plan, profile):
+    def __init__(self, plan, profile, minutes):
         self.plan, self.profile = plan, profile
         self.folder = Path(plan.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.ledger = history.Ledger(self.folder, "stage")
-        self.server = ChaosServer(megabytes=profile.disk_megabytes, **profile.server)
+        self.server = ChaosServer(megabytes=_disk(profile, minutes), clock=profile.clock, **profile.server)
         self.proxy = self.pooler = self.pair = None
         self.fleet = Fleet(self.ledger, self.folder, plan.env)
         self._ends = threading.Event()
@@ -65,6 +67,7 @@ class Stage:
     def _build(self):
         if self.profile.isolation:
             self.server.ask(f"ALTER DATABASE {DATABASE} SET default_transaction_isolation = '{self.profile.isolation}'")
+            self._check_isolation()
         if self.profile.proxied:
             self.proxy = Proxy(self.server.socket)
         if self.profile.pooled:
@@ -74,6 +77,14 @@ class Stage:
             self.pair = Pair(self.server, self._move_to)
             self.pair.attach()
         self._cast()
+
+    def _check_isolation(self):
+        """The system check names the atomic functions, which need READ COMMITTED."""
+        words = [sys.executable, "manage.py", "check", "--database", "default"]
+        env = {**self.plan.env, "DATABASE_URL": self.server.url}
+        check = Process(words, self.folder / "check.log", **env)
+        if check.ends(60) != 0 and "dhara.E009" in check.log and "long_effect" in check.log:
+            self.ledger.write("witness", code="E009")
 
     def _move_to(self, socket):
         """The proxy leads to another server from now on."""
@@ -149,6 +160,7 @@ class Stage:
             ],
             effects=self.server.ask("SELECT task_id::text, lease FROM chaos_effect"),
             written={op for (op,) in self.server.ask("SELECT op FROM chaos_written")},
+            minutes=self.server.ask("SELECT function, completed FROM dhara_minute"),
             limits=limits,
         )
 
@@ -158,9 +170,13 @@ class Stage:
             pickup=self.profile.pickup,
             pickup_in_faults=self.profile.pickup_in_faults,
             order=1.5 if "ranked" in self.profile.load.modes else None,
-            poison="killer" in self.profile.load.functions,
+            poison=self.profile.is_poisoned,
             throughput=15.0 if self.profile.recovers else None,
         )
+
+
+def _disk(profile, minutes):
+    return int(sum(each * times for each, times in zip(profile.disk, (1, minutes), strict=False)))
 
 
 _ROWS = """
@@ -176,5 +192,7 @@ FROM chaos_log ORDER BY n
 
 
 def _change(row, offset):
+    """On the history's clock, as the server's own clock was at that moment."""
     change = Change(*row)
+    offset -= STEP * round((change.t + offset - monotonic()) / STEP)
     return change._replace(t=change.t + offset, run_at=change.run_at + offset)

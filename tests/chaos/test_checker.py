@@ -17,6 +17,7 @@ class Story:
     def __init__(self):
         self.t = 0.0
         self.events, self.changes, self.rows, self.attempts, self.effects = [], [], {}, [], []
+        self.minutes = None
 
     def event(self, name, by=1, **fields):
         self.t += 1
@@ -83,7 +84,7 @@ class Story:
     def verdict(self, floors=None, **limits):
         evidence = Evidence(
             sorted(self.events, key=lambda event: event["t"]), self.changes, list(self.rows.values()), self.attempts,
-            self.effects, set(), Limits(lease=2.0, **limits),
+            self.effects, set(), Limits(lease=2.0, **limits), self.minutes,
         )  # fmt: skip
         return check(evidence, floors)
 
