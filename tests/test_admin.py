@@ -477,8 +477,8 @@ def test_the_list_of_workers_tells_who_lives_and_what_each_runs(client):
     worker = a_worker(queues=["email", "default"], started_at=ago(7200), heartbeat_at=ago(4))
     task = a_task(State.RUNNING, attempted_at=ago(9), function="shop.tasks.send")
     response = client.get("/admin/dhara/worker/")
-    line = "✓ Alive heard 4 s ago box7:4711 0.1.0, up 2 h email, default 1/10 send 9 s ago 0 runs –"
-    assert line in shown(response)
+    line = r"✓ Alive heard \d+ s ago box7:4711 0\.1\.0, up 2 h email, default 1/10 send \d+ s ago 0 runs –"
+    assert re.search(line, shown(response))
     assert page_of(task) in response.content.decode()
     assert "shop.tasks.send" in shown(client.get(f"/admin/dhara/worker/{worker.pk}/change/"))
 

@@ -1,5 +1,6 @@
 """The admin's pages of queues and workers: what they tell, who may change what, and what it costs."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote as percent
 from uuid import uuid4
@@ -23,6 +24,8 @@ from tests.test_plans import without_statistics  # noqa: F401
 
 LIST, WORKERS = "/admin/dhara/queue/", "/admin/dhara/worker/"
 ALL = ("view_task", "view_queue", "pause_queue", "view_worker", "drain_worker", "view_stacks")
+#: A moment that has just been, on a machine that may be busy.
+NOW = r"(now|\d+ s ago)"
 NASTY = '<script>alert("x")</script>\u202emoc.live'
 
 
@@ -65,7 +68,7 @@ def test_a_line_tells_how_much_waits_how_fast_it_goes_and_who_serves_it(client):
     a_minute(2, queue="mail", completed=30, failed=3, wait_histogram={"16": 33})
     a_minute(30, queue="mail", completed=60, wait_histogram={"20": 60})
     body = shown(client.get(LIST))
-    assert "mail ✓ Open 2 40 s 1 1" in body
+    assert re.search("mail ✓ Open 2 4. s 1 1", body)
     [line] = client.get(LIST).context["rows"]
     assert (line.recent.failed, line.hour.failed, line.row.past()[0].runs) == (3, 3, 93)
     assert (line.recent.latency, line.hour.latency) == ("252 ms", "997 ms")
@@ -178,13 +181,13 @@ def test_a_pause_tells_since_when_and_by_whom(client):
     a_task(queue="mail")
     response = client.post(queue_page("mail", verb="pause"), {"list": "1"}, follow=True)
     assert messages(response) == ["Queue mail is paused: workers claim nothing more of it."]
-    assert f"Queue mail has been paused for 0 s by {client.user.username}" in shown(response)
+    assert re.search(rf"Queue mail has been paused for \d+ s by {client.user.username}", shown(response))
     entry = LogEntry.objects.get()
     assert (entry.user, entry.object_repr, entry.change_message) == (client.user, "mail", "Paused.")
     assert entry.action_time == Queue.objects.get().paused_at
     response = client.post(queue_page("mail", verb="resume"), follow=True)
     assert messages(response) == ["Queue mail is resumed."]
-    assert f"Resumed. now, {client.user.username}" in shown(response)
+    assert re.search(rf"Resumed\. {NOW}, {client.user.username}", shown(response))
 
 
 def test_a_second_click_changes_nothing_and_leaves_no_entry(client):
@@ -201,7 +204,7 @@ def test_a_pause_from_elsewhere_has_no_author(client):
     client.post(queue_page("mail", verb="pause"))
     operations.resume("mail")
     operations.pause("mail")
-    assert "has been paused for 0 s: workers" in shown(client.get(LIST))
+    assert re.search(r"has been paused for \d+ s: workers", shown(client.get(LIST)))
 
 
 def test_two_people_who_pause_at_once_make_one_change_and_one_entry(transactional_db):
@@ -286,7 +289,7 @@ def test_the_list_of_workers_tells_slots_memory_and_what_was_settled(client):
 @pytest.mark.parametrize(
     ("columns", "status", "says"),
     [
-        ({"heartbeat_at": ago(31)}, None, "It has been silent for 31 s, longer than its lease of 30 s"),
+        ({"heartbeat_at": ago(31)}, None, "longer than its lease of 30 s: it died"),
         ({"draining_at": ago(3)}, None, "It drains: it claims"),
         ({"heartbeat_at": ago(301)}, "lost", "It is lost: silent for 5 min"),
         ({"stopped_at": ago(301), "heartbeat_at": ago(310)}, "stopped", "It stopped 5 min ago"),
@@ -314,8 +317,8 @@ def test_one_worker_is_drained_once_with_an_entry(client):
     response = client.post(worker_page(worker, "drain"), follow=True)
     assert messages(response) == ["1 worker asked to drain."]
     body = shown(response)
-    assert "Drain now, no answer yet" in body
-    assert f"Asked to drain. now, {client.user.username}" in body
+    assert re.search(f"Drain {NOW}, no answer yet", body)
+    assert re.search(rf"Asked to drain\. {NOW}, {client.user.username}", body)
     assert messages(client.post(worker_page(worker, "drain"), follow=True)) == [
         "0 workers asked to drain, 1 drains already or is gone."
     ]
