@@ -47,7 +47,7 @@ def test_an_operator_searches_and_takes_a_term_away(browse, shop, picture):
         page.wait_for_selector(".dhara-chips >> text=state:dead")
         assert page.locator("#result_list tbody tr").count() == 1
         page.click("[aria-label='Remove state:dead']")
-        page.wait_for_function("document.querySelectorAll('#result_list tbody tr').length > 5")
+        page.locator("#result_list tbody tr").nth(5).wait_for()
         assert page.input_value("#searchbar") == "function:send_receipt"
 
 
@@ -58,6 +58,7 @@ def test_what_was_not_understood_is_marked_and_one_click_mends_it(browse, shop, 
         picture(page, "tasks-not-understood")
         accessible(page)
         page.click(".dhara-problems a")
+        page.wait_for_selector(".dhara-chips >> text=function:send_receipt")
         assert page.locator("#result_list tbody tr").count() == 1
 
 
