@@ -174,6 +174,7 @@ class Stage:
             pickup_in_faults=self.profile.pickup_in_faults,
             order=1.5 if "ranked" in self.profile.load.modes else None,
             poison=self.profile.is_poisoned,
+            few=2,  # of four
             throughput=15.0 if self.profile.recovers else None,
         )
 

@@ -22,27 +22,27 @@ def neighbours(e):
 def waits(e, *, poisoned):
     """From the acknowledgement to the start of harmless tasks, before there was poison or since, in seconds.
 
-    Not of those that were lost with their worker, which wait for its lease to end, nor while a worker is starved or all
-    workers are just starting: how long a process takes to start is not the queue's.
+    Not of those that were lost with their worker, which wait for its lease to end, nor while a worker is starved or
+    hardly any process has come back yet: how long one takes to start is not the queue's.
     """
     begins = e.poisoned_since
     if begins is None:
         return []
+    short = e.undermanned(e.limits.few)
     acked = {id_: ack["t"] for ack in e.of("ack") for _, id_, _ in ack["made"]}
     found = []
     for row in e.rows:
         at, starts = acked.get(row.id), e.starts_of.get(row.id)
         if at is None or not starts or row.lost or row.function.endswith((".kills", ".abuses")):
             continue
-        if (at >= begins) == poisoned and not _is_short_of_workers(e, at, starts[0]["t"]):
+        if (at >= begins) == poisoned and not _is_without(e, short, at, starts[0]["t"]):
             found.append(max(starts[0]["t"] - at, 0.0))
     return found
 
 
-def _is_short_of_workers(e, since, until):
-    return _touches(e.starvations, since - e.limits.lease, until) or _touches(
-        e.unattended, since - e.limits.lease, until
-    )
+def _is_without(e, short, since, until):
+    """Then, or in the moments before, of which what had piled up is still being worked off."""
+    return any(_touches(spans, since - 3 * e.limits.lease, until) for spans in (e.starvations, short))
 
 
 def _touches(spans, since, until):
