@@ -190,6 +190,6 @@ FROM dhara_task
 """
 _CHANGES = """
 SELECT n, extract(epoch FROM at)::float8, id::text, was, state, old_lease, lease, coalesce(verb, '?'),
-       extract(epoch FROM run_at)::float8, failures, lost, interrupted, snoozed, asked, newly_asked
+       extract(epoch FROM run_at)::float8, failures, lost, interrupted, snoozed, asked, newly_asked, worker::text
 FROM chaos_log ORDER BY n
 """

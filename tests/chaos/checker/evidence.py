@@ -48,7 +48,10 @@ class Row(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A line of the trigger log. `t` is on the history's clock; `run_at` is what it was before, on the same clock."""
+    """A line of the trigger log. `t` is on the history's clock; `run_at` is what it was before, on the same clock.
+
+    `worker` is whose the task is after it.
+    """
 
     n: int
     t: float
@@ -65,6 +68,7 @@ class Change(NamedTuple):
     snoozed: int = 0
     asked: bool = False
     newly_asked: bool = False
+    worker: str | None = None
 
 
 class Attempt(NamedTuple):

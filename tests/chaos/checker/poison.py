@@ -1,6 +1,7 @@
 """Tasks that kill their worker, and those beside them."""
 
 from bisect import bisect_right
+from collections import defaultdict
 
 from tests.chaos.checker.evidence import Violation
 from tests.chaos.checker.recovery import percentile
@@ -10,13 +11,31 @@ LEAST, NO_DIFFERENCE = 100, 0.5
 
 
 def neighbours(e):
-    """poison: tasks that kill their worker end DEAD after their budget, and take nobody with them."""
-    for row in e.rows if e.limits.poison else ():
-        kills = row.function.endswith(".kills")
-        if kills and row.state != "DEAD":
+    """poison: tasks that kill their worker end DEAD after their budget, and cost each neighbour one run at most."""
+    if not e.limits.poison:
+        return
+    victims = _victims(e)
+    killers = {row.id for row in e.rows if row.function.endswith(".kills")}
+    for row in e.rows:
+        if row.id in killers and row.state != "DEAD":
             yield Violation("poison", f"task {row.id}, which kills its worker, is {row.state}")
-        if not kills and row.state == "DEAD" and row.lost >= 2:
-            yield Violation("poison", f"task {row.id} is DEAD, lost {row.lost} times, and harmless")
+        if row.id not in killers and row.state == "DEAD" and row.lost >= 2:
+            beside = set().union(*(ids & killers for ids in victims.values() if row.id in ids))
+            if len(beside) < row.lost:
+                text = (
+                    f"task {row.id} is DEAD, lost {row.lost} times, and harmless; beside it were {len(beside)} killers"
+                )
+                yield Violation("poison", text, tuple(e.changes_of.get(row.id, ())))
+
+
+def _victims(e):
+    """By worker: the tasks that were lost with it."""
+    owner = {(c.id, c.lease): c.worker for c in e.changes if c.verb == "claim"}
+    found = defaultdict(set)
+    for change in e.changes:
+        if change.verb == "rescue":
+            found[owner.get((change.id, change.lease))].add(change.id)
+    return found
 
 
 def waits(e, *, poisoned):
