@@ -174,6 +174,7 @@ class Stage:
             pickup_in_faults=self.profile.pickup_in_faults,
             order=1.5 if "ranked" in self.profile.load.modes else None,
             poison=self.profile.is_poisoned,
+            few=2,  # of four
             throughput=15.0 if self.profile.recovers else None,
         )
 
@@ -189,6 +190,6 @@ FROM dhara_task
 """
 _CHANGES = """
 SELECT n, extract(epoch FROM at)::float8, id::text, was, state, old_lease, lease, coalesce(verb, '?'),
-       extract(epoch FROM run_at)::float8, failures, lost, interrupted, snoozed, asked, newly_asked
+       extract(epoch FROM run_at)::float8, failures, lost, interrupted, snoozed, asked, newly_asked, worker::text
 FROM chaos_log ORDER BY n
 """

@@ -43,7 +43,7 @@ class Story:
             len(self.changes), self.t, id_, row.state, state, row.lease, lease, verb, fields.get("run_at", 0.0)
         )
         self.changes.append(
-            change._replace(**counts, **{k: v for k, v in fields.items() if k in ("asked", "newly_asked")})
+            change._replace(**counts, **{k: v for k, v in fields.items() if k in ("asked", "newly_asked", "worker")})
         )
         self.rows[id_] = row._replace(state=state, lease=lease, **counts)
         return self

@@ -147,6 +147,25 @@ def test_i19_what_was_given_back_is_claimed_soon(story, seconds, rules):
     assert story.broken() == rules
 
 
+# ------------------------------------------------------------------------------------------------------------- poison
+
+
+@pytest.mark.parametrize(("killers", "rules"), [(("k1", "k2"), set()), (("k1", "k1"), {"poison"})])
+def test_poison_costs_each_neighbour_one_run_at_most(story, killers, rules):
+    story.enqueued()
+    for number, killer in enumerate(killers):
+        if killer not in story.rows:
+            story.enqueued(killer, function="app.kills")
+        is_last = killer not in killers[number + 1 :]
+        both = {A: "DEAD" if number else "PENDING", killer: "DEAD" if is_last else "PENDING"}
+        for id_ in both:
+            story.claimed(id_, worker=f"worker {number}").started(id_, WORKER + number)
+        story.fault("kill", WORKER + number)
+        for id_, state in both.items():
+            story.rescued(id_, state=state)
+    assert story.broken(poison=True) == rules
+
+
 # -------------------------------------------------------------------------------------------------------- I15: poison
 
 

@@ -48,7 +48,10 @@ class Row(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A line of the trigger log. `t` is on the history's clock; `run_at` is what it was before, on the same clock."""
+    """A line of the trigger log. `t` is on the history's clock; `run_at` is what it was before, on the same clock.
+
+    `worker` is whose the task is after it.
+    """
 
     n: int
     t: float
@@ -65,6 +68,7 @@ class Change(NamedTuple):
     snoozed: int = 0
     asked: bool = False
     newly_asked: bool = False
+    worker: str | None = None
 
 
 class Attempt(NamedTuple):
@@ -88,6 +92,7 @@ class Limits:
         poison: tasks that kill their workers are among the others, and nothing else does.
         throughput: within which it is back after a fault of the database; None: not asked.
         handover: from the return of a task by a worker that stops until another one claims it.
+        few: of the processes that run functions fewer are too few to compare waits.
         calm_share: so many times longer than without poison its neighbours may wait, with poison, in 99 of 100 cases.
     """
 
@@ -106,6 +111,7 @@ class Limits:
     throughput: float | None = 15.0
     handover: float = 2.0
     calm_share: float = 2.0
+    few: int = 1
 
 
 @dataclass
@@ -217,21 +223,18 @@ class Evidence:
         """From and to: some worker was starved."""
         return sorted((begins, ends) for begins, ends, event in self._spans if event["kind"] == "starve")
 
-    @cached_property
-    def unattended(self):
-        """From and to: no process lived that runs functions and had begun to."""
+    def undermanned(self, least):
+        """From and to: fewer processes than before lived that run functions and had begun to, fewer than `least`."""
         begun = {}
         for start in self.of("start"):
             begun.setdefault(start["p"], start["t"])
-        edges = [(t, 1) for t in begun.values()]
-        edges += [(self._end_of(pid), -1) for pid in begun]
-        living, spans = 0, []
+        edges = [(t, 1) for t in begun.values()] + [(self._end_of(pid), -1) for pid in begun]
+        living, since, spans = 0, None, []
         for t, step in sorted(edges):
-            if living == 0 and step == 1 and spans:
-                spans[-1] = (spans[-1][0], t)
+            if living == least - 1 and step == 1 and since is not None:
+                spans.append((since, t))
             living += step
-            if living == 0:
-                spans.append((t, float("inf")))
+            since = t if living == least - 1 and step == -1 else since
         return spans
 
     def _end_of(self, pid):
