@@ -97,14 +97,14 @@ def test_the_keyboard_alone_drains_selected_workers(browse, fleet, picture, acce
         page.keyboard.press("ArrowDown")
         page.focus("button[name=index]")
         page.keyboard.press("Enter")
-        page.wait_for_selector("h1 >> text=Drain 5 workers?")
+        page.wait_for_selector("h1 >> text=Drain 6 workers?")
         picture(page, "drain-confirm")
         accessible(page)
         page.focus("button.default")
         page.keyboard.press("Enter")
         said = page.locator(".messagelist").inner_text()
-        assert said == "4 workers asked to drain, 1 drains already or is gone."
-    assert Command.objects.filter(verb="DRAIN").count() == LogEntry.objects.count() == 4
+        assert said == "5 workers asked to drain, 1 drains already or is gone."
+    assert Command.objects.filter(verb="DRAIN").count() == LogEntry.objects.count() == 5
 
 
 def often(page, address, milliseconds=200):

@@ -58,7 +58,7 @@ def test_the_keyboard_alone_reaches_ranges_what_needs_a_person_and_the_table_of_
         assert page.locator(".dhara-values tbody tr").first.is_visible()
         page.focus(".dhara-attention a >> text=Failed tasks")
         page.keyboard.press("Enter")
-        page.wait_for_selector(f".dhara-chips >> text=function:{CHARGE}")
+        page.wait_for_selector(f".dhara-chips >> text={CHARGE}")
         assert page.locator(".dhara-chips >> text=error:any").count() == 1
 
 
