@@ -116,7 +116,7 @@ def time_limit(alias: str, seconds: float, **settings: str) -> Iterator[None]:
             before = _set(alias, {"statement_timeout": f"{round(seconds * 1000)}ms", **settings}, _SHORTEST)
             yield
             if is_within:  # otherwise they end with the transaction
-                _set(alias, before, "%(statement_timeout)s")
+                _set(alias, before, "%(statement_timeout)s::text")
     except OperationalError as error:
         if getattr(error.__cause__, "sqlstate", None) != "57014":
             raise
@@ -124,15 +124,15 @@ def time_limit(alias: str, seconds: float, **settings: str) -> Iterator[None]:
 
 
 #: The limit that is asked for, or the one that is set already; 0 is none.
-_SHORTEST = """CASE WHEN current_setting('statement_timeout') = '0' THEN %(statement_timeout)s
+_SHORTEST = """CASE WHEN current_setting('statement_timeout') = '0' THEN %(statement_timeout)s::text
     ELSE (1000 * extract(epoch FROM least(
-        current_setting('statement_timeout')::interval, %(statement_timeout)s::interval)))::int::text END"""
+        current_setting('statement_timeout')::interval, %(statement_timeout)s::text::interval)))::int::text END"""
 
 
 def _set(alias: str, settings: Mapping[str, str], timeout: str) -> dict[str, str]:
     """Change settings of the transaction, which may have begun before this block; returns what they were."""
     names = ", ".join(f"current_setting('{name}')" for name in settings)
-    values = {name: timeout if name == "statement_timeout" else f"%({name})s" for name in settings}
+    values = {name: timeout if name == "statement_timeout" else f"%({name})s::text" for name in settings}
     changes = ", ".join(f"set_config('{name}', {value}, true)" for name, value in values.items())
     [row] = on(alias)(f"SELECT {names}, {changes}", settings)
     return dict(zip(settings, row, strict=False))

@@ -357,6 +357,23 @@ def test_a_time_limit_is_the_shortest_and_ends_with_its_block(transactional_db):
         sql.on("default")("SELECT pg_sleep(5)", {})
 
 
+BOUND = {"server_side_binding": True}
+
+
+@pytest.mark.parametrize("options", [BOUND, {**BOUND, "prepare_threshold": 0}], ids=["bound", "prepared"])
+def test_everything_is_read_where_the_server_binds_values(database, options):
+    an_afternoon()
+    a_crew()
+    database("bound", **options)
+    for range_ in stats.RANGES.values():
+        assert stats.overview("bound", "default", range_).slow == []
+    hour = stats.RANGES["1h"]
+    assert stats.series("bound", None, hour, "queue", queue="email", function=None).keys() == {"email"}
+    assert stats.totals("bound", "default", hour, "worker")
+    with transaction.atomic("bound"), sql.time_limit("bound", 2.0):
+        rolled_up(sql.on("bound"))
+
+
 def test_what_waits_is_told_by_queue(db):
     for made in (
         {"queue": "mail", "run_at": ago(50)},

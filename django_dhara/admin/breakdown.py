@@ -75,8 +75,13 @@ def _queue_row(queue: str, tally: Tally, waiting: Sequence[Waiting], overview: O
         Cell(shown, "dhara-first"),
         Cell(count, "dhara-figure"),
         Cell(age(since, overview.now) if since else "–", "dhara-figure"),
-        *_figures(tally, overview.past, links.tasks(queue=queue, errors="yes")),
+        *map(_spare_but_failures, _figures(tally, overview.past, links.tasks(queue=queue, errors="yes"))),
     ]
+
+
+def _spare_but_failures(cell: Cell) -> Cell:
+    """On a narrow screen a queue has room for one figure."""
+    return cell if cell.kind.endswith("failures") else Cell(cell.value, f"{cell.kind} dhara-spare")
 
 
 def _by_function(past: History, links: Links) -> Table:
@@ -110,10 +115,10 @@ def _heads() -> tuple[str, ...]:
 def _figures(tally: Tally, past: History | None, errors: str) -> Iterator[Cell]:
     minutes = max(past.seconds if past else 0, 1) / 60
     yield Cell(rate(tally.runs / minutes), "dhara-figure")
-    yield Cell(_failures(tally, errors), "dhara-figure")
+    yield Cell(_failures(tally, errors), "dhara-figure dhara-failures")
     yield Cell(f"{tally.counts['dead']:,}", "dhara-figure dhara-spare")
     yield Cell(short_time(tally.latency(0.5)), "dhara-figure dhara-spare")
-    yield Cell(short_time(tally.latency(0.95)), "dhara-figure")
+    yield Cell(short_time(tally.latency(0.95)), "dhara-figure dhara-spare")
     yield Cell(short_time(tally.run_time(0.5)), "dhara-figure dhara-spare")
     yield Cell(short_time(tally.run_time(0.95)), "dhara-figure")
     yield Cell(short_time(tally.run_time(0.99)), "dhara-figure dhara-spare")
@@ -146,8 +151,8 @@ def _by_worker(overview: Overview, workers: Sequence[WorkerSeen], links: Links) 
                 Cell(format_html('<a href="{}">{}</a>', address, name(clipped(worker.name))), "dhara-first"),
                 Cell(tag(colour, sign, str(word))),
                 Cell(f"{worker.busy:,}/{worker.concurrency:,}", "dhara-figure"),
-                Cell(f"{tally.runs:,}", "dhara-figure"),
-                Cell(f"{tally.failed:,}", "dhara-figure"),
+                Cell(f"{tally.runs:,}", "dhara-figure dhara-spare"),
+                Cell(f"{tally.failed:,}", "dhara-figure dhara-spare"),
                 Cell(age(worker.heartbeat_at, overview.now), "dhara-figure"),
             ]
         )

@@ -122,16 +122,15 @@ def _cards(overview: Overview, links: Links, *, may_see_workers: bool) -> Iterat
     if standing:
         yield _ready(overview, capped(standing.ready, COUNT_LIMIT), links)
         busy, slots = overview.slots
-        detail = ngettext("%(busy)s of %(slots)s slot busy", "%(busy)s of %(slots)s slots busy", slots)
-        detail %= {"busy": f"{busy:,}", "slots": f"{slots:,}"}
+        detail = _("%(busy)s of %(slots)s slots") % {"busy": f"{busy:,}", "slots": f"{slots:,}"}
         running = capped(standing.running, COUNT_LIMIT)
         yield Card(_("Running"), running, detail if overview.workers else "", links.tasks(state=State.RUNNING))
     if overview.workers is not None:
         address = links.workers() if may_see_workers else ""
-        yield Card(_("Workers alive"), f"{len(overview.alive):,}", _silent(overview.workers), address)
+        yield Card(_("Workers"), f"{len(overview.alive):,}", _silent(overview.workers), address)
     if standing:
         retries = sum(queue.retries for queue in overview.waiting or ())
-        told = ngettext("%s waits to be retried", "%s wait to be retried", retries) % f"{retries:,}" if retries else ""
+        told = ngettext("%s is a retry", "%s are retries", retries) % f"{retries:,}" if retries else ""
         yield Card(_("Scheduled"), capped(standing.scheduled, COUNT_LIMIT), told, links.tasks(state=State.PENDING))
         died = past.total.counts["dead"] if past else 0
         detail = _("%(number)s in %(range)s") % {"number": f"{died:,}", "range": stats.in_words(overview.range)}
@@ -144,7 +143,7 @@ def _cards(overview: Overview, links: Links, *, may_see_workers: bool) -> Iterat
 def _ready(overview: Overview, number: str, links: Links) -> Card:
     since = overview.ready_since
     waited = (overview.now - since).total_seconds() if since else 0.0
-    detail = _("the oldest for %s") % span(max(round(waited), 0)) if since else _("nothing waits")
+    detail = _("oldest %s") % span(max(round(waited), 0)) if since else _("nothing waits")
     return Card(_("Ready"), number, detail, links.tasks(state=State.PENDING), "harm" if waited >= 60 else "")
 
 
@@ -162,6 +161,6 @@ def _of_the_past(past: History, links: Links) -> Iterator[Card]:
     failed = _("%(failed)s of %(runs)s runs") % {"failed": f"{total.failed:,}", "runs": f"{total.runs:,}"}
     share = f"{total.failure_share:.1%}" if total.failed else "0 %"
     yield Card(_("Failed"), share, failed, links.tasks(errors="yes"), "harm" if total.failure_share >= 0.1 else "")
-    for label, time in ((_("Queue latency"), total.latency), (_("Run time"), total.run_time)):
-        detail = _("median; p95 %(p95)s, p99 %(p99)s") % {"p95": short_time(time(0.95)), "p99": short_time(time(0.99))}
+    for label, time in ((_("Latency p50"), total.latency), (_("Run time p50"), total.run_time)):
+        detail = _("p95 %(p95)s, p99 %(p99)s") % {"p95": short_time(time(0.95)), "p99": short_time(time(0.99))}
         yield Card(label, short_time(time(0.5)), detail if total.runs else "", "")

@@ -78,7 +78,7 @@ def picture(tmp_path):
     """Writes a screenshot into the folder SCREENSHOTS, or into the test's own."""
     folder = Path(os.environ.get("SCREENSHOTS", tmp_path))
     folder.mkdir(parents=True, exist_ok=True)
-    return lambda page, name: page.screenshot(path=folder / f"{name}.png", full_page=True)
+    return lambda page, name, whole=True: page.screenshot(path=folder / f"{name}.png", full_page=whole)
 
 
 #: Of what axe-core finds, what keeps somebody out; "moderate" and "minor" are matters of taste, often Django's own.
