@@ -130,7 +130,7 @@ def _page(alias: str, where: Source, matching: Q, at: _Cursor, size: int, window
             return _page(alias, where, matching, _Cursor(), size, window)
         return _going_back(found[::-1], at, end, window)
     older = found[-1] if is_full else end
-    newer = found[0] if found else at.place
+    newer = found[0] if found else _beside(at.place, -1)
     return Page(
         ids=[key[-1] for key in found],
         older=str(_Cursor(older)) if older else "",
@@ -144,10 +144,15 @@ def _going_back(found: Sequence[_Key], at: _Cursor, end: _Key | None, window: in
     first = end or found[0]
     return Page(
         ids=[key[-1] for key in found],
-        older=str(_Cursor(found[-1] if found else at.place)),
+        older=str(_Cursor(found[-1] if found else _beside(at.place, 1))),
         newer=str(_Cursor(first, is_newer=True)),
         looked=Looked(complete=False, rows=window, until=None),
     )
+
+
+def _beside(place: _Key, step: int) -> _Key:
+    """The place next to one, so that who turns around there meets the row that it is."""
+    return (*place[:-1], UUID(int=min(max(place[-1].int + step, 0), 2**128 - 1))) if place else ()
 
 
 def _looked(where: Source, end: _Key | None, window: int, *, is_full: bool) -> Looked:

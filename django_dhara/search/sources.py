@@ -17,10 +17,14 @@ from django_dhara.models import Task, TaskQuerySet
 from django_dhara.search.conditions import id_range, is_word_an_id, workers
 from django_dhara.search.language import TEXT, Search
 from django_dhara.search.moments import moment
+from django_dhara.sql import TooSlow, time_limit
 from django_dhara.states import FINAL, State
 
 #: So many rows of an index are gathered; of more only a walk is made.
 GATHER = 50_000
+
+#: Seconds in which it is to be found out whether there are so many.
+PATIENCE = 1.0
 
 #: An id has the time of the caller's clock in it, and may be so much off.
 SLACK = timedelta(minutes=10)
@@ -115,7 +119,12 @@ def _states(search: Search) -> set[State]:
 
 
 def _if_few(parts: tuple[TaskQuerySet, ...]) -> Source | None:
-    if any(part.values("id")[GATHER : GATHER + 1] for part in parts):
+    """A source that is gathered, unless it would be too much. Without statistics the planner would rather sort."""
+    try:
+        with time_limit(parts[0].db, PATIENCE, enable_sort="off"):
+            if any(part.values("id")[GATHER : GATHER + 1] for part in parts):
+                return None
+    except TooSlow:
         return None
     return Source(parts, gathered=True)
 
