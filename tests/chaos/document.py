@@ -169,7 +169,7 @@ def _notes(runs):
         name = f"{run['profile']}, seed {run['seed']}"
         if run["profile"] == "E":
             lines.append(f"{name}: {run['tasks'] / run['minutes'] / 60:,.0f} tasks a second")
-        if run["minutes"] >= 30:
+        if run["minutes"] >= 20:
             growths = ", ".join(f"{growth:+.1f}" for growth in run["megabytes an hour"].values())
             lines.append(f"{name}: memory of each worker over the last half of the run, MB an hour: {growths}")
         for key, what in SPREADS.items():

@@ -153,7 +153,7 @@ class Stage:
     def evidence(self, limits):
         """All that the checker looks at."""
         events = history.read(self.folder)
-        clock = Clock(events, self.server.clock_offset())
+        clock = Clock(events, self.server.clock_offset(), steps=self.profile.clock)
         return Evidence(
             events=events,
             changes=[clock.change(row) for row in self.server.ask(_CHANGES)],
