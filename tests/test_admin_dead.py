@@ -355,3 +355,7 @@ def test_a_page_of_groups_takes_few_queries(client):
     with queries() as made:
         client.get(DEAD)
     assert len([query for query in made if "dhara_task" in query or "dhara_attempt" in query]) == 2
+
+
+def test_the_overview_leads_to_the_dead_letters(client):
+    assert 'href="/admin/dhara/task/dead/"' in client.get("/admin/dhara/").content.decode()
