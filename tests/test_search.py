@@ -415,7 +415,7 @@ def test_a_search_of_payloads_that_takes_too_long_looks_through_fewer_rows(db, m
     slow = finding._keys
 
     def _keys(alias, *others):
-        if others[-1] > 500:
+        if others[-1] > 200:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT pg_sleep(2)")
         return slow(alias, *others)
@@ -423,7 +423,7 @@ def test_a_search_of_payloads_that_takes_too_long_looks_through_fewer_rows(db, m
     monkeypatch.setattr(finding, "PATIENCE", 0.1)
     monkeypatch.setattr(finding, "_keys", _keys)
     page = search.page("default", parse("payload.order_id:1"))
-    assert (len(page.ids), page.looked.rows) == (1, 500)
+    assert (len(page.ids), page.looked.rows) == (1, 200)
 
 
 @pytest.mark.fast

@@ -45,12 +45,14 @@ def may(request: HttpRequest, verb: Verb) -> bool:
 
 
 def told(found: search.Found) -> str:
-    """A number of tasks in words: "12", "about 5,012,345", "more than 10,000"."""
+    """A number of tasks in words: "12", "about 5,012,345", "more than 10,000", "at least 7"."""
     if not found.more:
         return f"{found.number:,}"
     if found.estimate and found.estimate > found.number:
         return _("about %s") % f"{found.estimate:,}"
-    return _("more than %s") % f"{found.number:,}" if found.number else _("an unknown number")
+    if found.number >= search.MOST:
+        return _("more than %s") % f"{found.number:,}"
+    return _("at least %s") % f"{found.number:,}" if found.number else _("an unknown number")
 
 
 def begin(request: HttpRequest, alias: str, wish: Wish, asked: search.Search) -> BulkChange:

@@ -22,11 +22,11 @@ from django.utils import timezone
 from django_dhara.models import READABLE, Task, TaskQuerySet
 from django_dhara.search.conditions import conditions
 from django_dhara.search.language import PAYLOAD, Search
-from django_dhara.search.sources import GATHER, Source, source, time_of
+from django_dhara.search.sources import GATHER, Source, source, time_of, uncovered
 from django_dhara.sql import TooSlow, time_limit
 
 #: Rows that are looked through for one page. Fewer are tried where that takes too long: payloads can be large.
-WINDOWS = (50_000, 5_000, 500)
+WINDOWS = (20_000, 2_000, 200)
 #: Seconds for each try.
 PATIENCE = 1.0
 #: A count is exact up to this.
@@ -98,7 +98,7 @@ def page(alias: str, search: Search, *, cursor: str = "", size: int = 100, now: 
     now = now or timezone.now()
     where = source(search, alias, now)
     at = _read_cursor(cursor, where) if cursor else _Cursor()
-    matching = conditions(search, alias, now)
+    matching = conditions(uncovered(search, where), alias, now)
     return _patiently(alias, search, where, lambda window: _page(alias, where, matching, at, size, window))
 
 
@@ -157,7 +157,7 @@ def _beside(place: _Key, step: int) -> _Key:
 
 def _looked(where: Source, end: _Key | None, window: int, *, is_full: bool) -> Looked:
     if where.gathered:
-        return Looked(complete=True, rows=GATHER, until=None)
+        return Looked(complete=not is_full, rows=GATHER, until=None)
     return Looked(complete=end is None and not is_full, rows=window, until=_time(end))
 
 
@@ -198,7 +198,7 @@ def count(
     """
     now = now or timezone.now()
     where = source(search, alias, now, by_id=below is not None)
-    matching = conditions(search, alias, now) & _enqueued(until)
+    matching = conditions(uncovered(search, where), alias, now) & _enqueued(until)
     at = _Cursor((below,)) if below else _Cursor()
 
     def ask(window: int) -> Found:
@@ -206,16 +206,17 @@ def count(
         end = None if number > most else _end(where, at, window)
         more = number > most or end is not None
         looked = _looked(where, end, window, is_full=number > most)
-        return Found(min(number, most), more, _estimate(alias, search, matching) if more else None, looked)
+        return Found(min(number, most), more, _estimate(alias, search, now) if number > most else None, looked)
 
     return _patiently(alias, search, where, ask)
 
 
-def _estimate(alias: str, search: Search, matching: Q) -> int | None:
+def _estimate(alias: str, search: Search, now: datetime) -> int | None:
     """The planner's guess, where it is one column's statistics; a product of several is worth nothing."""
     if len(search.terms) > 1 or not {term.field for term in search.terms} <= {"state", "queue"}:
         return None
-    [plan] = json.loads(Task.objects.using(alias).filter(matching).order_by().values("id").explain(format="json"))
+    tasks = Task.objects.using(alias).filter(conditions(search, alias, now))
+    [plan] = json.loads(tasks.order_by().values("id").explain(format="json"))
     return int(plan["Plan"]["Plan Rows"])
 
 
@@ -240,7 +241,7 @@ def walk(alias: str, search: Search, *, below: UUID, size: int, until: datetime 
     """
     now = until or timezone.now()
     where = source(search, alias, now, by_id=True)
-    matching = conditions(search, alias, now) & _enqueued(until)
+    matching = conditions(uncovered(search, where), alias, now) & _enqueued(until)
     at = _Cursor((below,))
 
     def ask(window: int) -> Walked:

@@ -41,6 +41,8 @@ class Source:
     #: The column by which the list is ordered; `id` comes after it.
     key: Key = "id"
     gathered: bool = False
+    #: All its rows are in the states that were asked for.
+    of_states: bool = False
 
 
 def source(search: Search, alias: str, now: datetime, *, by_id: bool = False) -> Source:
@@ -56,6 +58,13 @@ def source(search: Search, alias: str, now: datetime, *, by_id: bool = False) ->
         or _by_state(search, tasks, alias, now, by_id=by_id)
         or Source((_between(search, tasks, now),))
     )
+
+
+def uncovered(search: Search, where: Source) -> Search:
+    """The terms that are still to be asked of the rows. A column less to look at may spare a look into the table."""
+    if not where.of_states:
+        return search
+    return Search(tuple(term for term in search.terms if term.field != "state" or term.negated))
 
 
 def _by_key(search: Search, tasks: TaskQuerySet, alias: str) -> Source | None:
@@ -104,7 +113,7 @@ def _by_state(search: Search, tasks: TaskQuerySet, alias: str, now: datetime, *,
         return _if_few(_pending(search, tasks))
     if len(states) == 1 and states < set(FINAL):
         ended = _ended(search, tasks.filter(state=states.pop(), finished_at__isnull=False), now)
-        return _if_few((ended.order_by("finished_at"),)) if by_id else Source((ended,), "finished_at")
+        return _if_few((ended.order_by("finished_at"),)) if by_id else Source((ended,), "finished_at", of_states=True)
     return None
 
 
@@ -126,7 +135,7 @@ def _if_few(parts: tuple[TaskQuerySet, ...]) -> Source | None:
                 return None
     except TooSlow:
         return None
-    return Source(parts, gathered=True)
+    return Source(parts, gathered=True, of_states=True)
 
 
 def _running(search: Search, tasks: TaskQuerySet, alias: str) -> TaskQuerySet:
@@ -187,4 +196,4 @@ def time_of(id_: UUID) -> datetime | None:
     return datetime.fromtimestamp((id_.int >> 80) / 1000, UTC) if id_.version == 7 else None
 
 
-__all__ = ["GATHER", "Source", "source", "time_of"]
+__all__ = ["GATHER", "Source", "source", "time_of", "uncovered"]

@@ -225,6 +225,8 @@ def test_the_list_fits_its_window(browse, shop, picture, accessible, size, schem
             page.goto(LIST + query)
             picture(page, f"{name}-{where}")
             assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0, name
+            table = "document.querySelector('.results')"
+            assert not page.evaluate(f"{table} && {table}.scrollWidth - {table}.clientWidth > 1"), name
             accessible(page)
         page.click(".dhara-help summary")
         picture(page, f"tasks-help-{where}")
@@ -232,7 +234,7 @@ def test_the_list_fits_its_window(browse, shop, picture, accessible, size, schem
 
 
 def test_the_pictures_of_the_documentation(browse, shop, picture):
-    with browse({"width": 1180, "height": 760}) as page:
+    with browse({"width": 1240, "height": 760}) as page:
         page.goto(LIST + "?q=function:send_receipt+after:2h")
         picture(page, "tasks")
         change = bulk.create(
