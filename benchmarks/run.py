@@ -28,6 +28,7 @@ class Section(TypedDict):
     measures: str
     prediction: str
     predicted: dict[str, float]
+    published: dict[str, dict[str, float]]
     primary: str
     metrics: list[dict[str, Any]]
     date: str
@@ -117,6 +118,7 @@ class Run:
             "measures": workload.measures,
             "prediction": workload.prediction,
             "predicted": dict(workload.predicted),
+            "published": {row: dict(figures) for row, figures in workload.published.items()},
             "primary": workload.primary,
             "metrics": [vars(metric) for metric in workload.metrics],
             "date": datetime.now(UTC).isoformat(timespec="seconds"),

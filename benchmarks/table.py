@@ -43,6 +43,8 @@ def rows(section: Mapping[str, Any]) -> Iterator[list[str]]:
     for name in section["failed"]:
         if name not in section["rows"]:
             yield [name, "failed", *[""] * len(metrics)]
+    for name, published in section.get("published", {}).items():
+        yield [name, *(figure(published.get(m["name"]), m["digits"]) for m in metrics), ""]
     yield ["predicted", *(figure(section["predicted"].get(m["name"]), m["digits"]) for m in metrics), ""]
 
 

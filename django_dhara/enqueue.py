@@ -19,6 +19,7 @@ from functools import reduce
 from inspect import currentframe
 from operator import or_
 from typing import TYPE_CHECKING, Any, overload
+from uuid import UUID
 
 from django.db import OperationalError, connections, transaction
 from django.db.models import Q
@@ -44,6 +45,11 @@ except ImportError:
 
 #: Rows in one INSERT. Larger statements gain nothing more: the time goes into the rows.
 CHUNK = 1000
+
+
+def new_id() -> UUID:
+    """The id of a new task: a UUIDv7, so that ids are in the order of their making, as far as clocks agree."""
+    return UUID(bytes=uuid7().bytes)
 
 
 class AliasWarning(RuntimeWarning):
@@ -155,7 +161,7 @@ def check(backend: QueueBackend, call: Call) -> _Row:
     return _Row(
         task=task,
         encoded=encoded,
-        id=str(uuid7()),
+        id=str(new_id()),
         function=task.module_path,
         key=key,
         hash=payload.canonical_hash(encoded) if key is not None else None,
@@ -328,7 +334,10 @@ def as_duplicate(row: _Row, existing: Any, result: TaskResult) -> TaskResult:
         raise IdempotencyConflict(
             f"idempotency_key {row.key!r} of {row.function} belongs to task {existing.id} with other arguments: "
             f"it has {_short(existing.text)}, this call has {_short(row.encoded.text)}. "
-            f"Use another key, or the same arguments."
+            f"Use another key, or the same arguments.",
+            task_id=existing.id,
+            function=row.function,
+            key=row.key or "",
         )
     # Two calls of one bulk with one key share the row, not the result.
     result = copy(result)

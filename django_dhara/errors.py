@@ -21,6 +21,7 @@ DharaError
 """
 
 from datetime import timedelta
+from typing import Any
 
 __all__ = [
     "ArgumentsError",
@@ -65,7 +66,17 @@ class ArgumentsError(DharaError, TypeError):
 
 
 class IdempotencyConflict(DharaError, ValueError):
-    """The idempotency key is taken by a task of the same function with other arguments; nothing was enqueued."""
+    """The idempotency key is taken by a task of the same function with other arguments; nothing was enqueued.
+
+    Args:
+        message: it names both.
+        task_id: the task that has the key.
+        function, key: which key of which function.
+    """
+
+    def __init__(self, message: str, *, task_id: Any = None, function: str = "", key: str = "") -> None:
+        super().__init__(message)
+        self.task_id, self.function, self.key = task_id, function, key
 
 
 class IsolationError(DharaError):

@@ -85,6 +85,8 @@ class Run:
     taken: float = 0.0
     #: When a thread took it up, to import its function at first.
     picked: float | None = None
+    #: The thread that took it up, by its number.
+    thread: int | None = None
     #: Monotonic times of the function's start and end.
     started: float | None = None
     ended: float | None = None

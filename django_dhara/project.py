@@ -54,6 +54,18 @@ class Project:
     #: the admin or by the API; empty: they are shown as they are.
     redact: str = ""
 
+    #: Bytes of a request's body that the API reads. Each payload has a limit of its own, `MAX_PAYLOAD_BYTES`.
+    api_max_body_bytes: int = number(2_500_000, at_least=1000, at_most=100_000_000)
+    #: Tasks in one bulk of the API.
+    api_max_bulk: int = number(1000, at_least=1, at_most=10_000)
+    #: How long one statement of the API may take in the database before it answers 503.
+    api_statement_seconds: float = number(3.0, at_least=0.1, at_most=60)
+    #: Wrong tokens from one address in a minute, after which tokens from there are refused unseen until the minute is
+    #: over; 0: no limit. Counted in Django's default cache, so a local-memory cache counts for each process.
+    api_failures_per_minute: int = number(20, at_least=0, at_most=1_000_000)
+    #: Show the API's description and its page to everybody, without login or token.
+    api_docs_open: bool = False
+
     #: A secret that opens `/readyz` and `/metrics`, as `Authorization: Bearer …`; at least 16 characters. Empty: there
     #: is none, and they are open to people who may see workers only.
     observe_token: str = field(default="", metadata={"check": secret})

@@ -30,6 +30,10 @@ class Service(Protocol):
     def tick(self, execute: Execute) -> None:
         """Do a little, and set `due_at`. What the database raises is for the caller."""
 
+    def on_shortage(self) -> None:
+        """The server refused a statement of this process because it is short of something: disk, memory, connections;
+        so it may do to all others."""
+
 
 class Reaper:
     """Takes back the tasks of runs whose lease ran out.
@@ -37,6 +41,12 @@ class Reaper:
     An outage is not a death. When this process could not see the database for a while, other workers could not either:
     the reaper gives them one lease to come back and renew before it takes anything. The same holds after a restart of
     the server, which the statement itself looks at.
+
+    A network that went silent may deliver a statement when it is over, and everybody else has yet to renew. So each
+    rescue says until when it is good for: no longer after the last contact than a gap may be.
+
+    A full disk is an outage in which reads go on, and some of the writes. So for one lease after a shortage the reaper
+    renews what it finds instead of taking it, whose-ever it is: as soon as it can write, the others have time to.
     """
 
     def __init__(
@@ -47,6 +57,10 @@ class Reaper:
         #: From its birth on: a reaper that could not reach the database at once was cut off like everybody else.
         self._last_contact = monotonic()
         self._grace_ends = self._sweep_at = 0.0
+        #: By the database's clock, in seconds since 1970.
+        self._good_until = 0.0
+        #: Until a whole pass that begins after it; 0: nothing is spared.
+        self._spares_until = 0.0
         #: Leases are renewed when half of them is left, so who comes back after a third of one, and some seconds to
         #: connect, comes in time. Contact is sought twice as often as that, however rare the sweeps are.
         self._longest_gap = options.lease_seconds / 3
@@ -57,16 +71,29 @@ class Reaper:
         now = monotonic()
         if now >= max(self._sweep_at, self._grace_ends):
             self._sweep_at = now + self._options.sweep_seconds
-            self._sweep(execute)
+            if self._spares_until:
+                self._spare(execute)
+            else:
+                self._sweep(execute)
         self.due_at = monotonic() + min(self._options.sweep_seconds, self._longest_gap / 2)
 
     def _meet_database(self, execute: Execute) -> None:
         gap = monotonic() - self._last_contact
-        if gap > self._longest_gap or monotonic() < max(self._sweep_at, self._grace_ends):
-            execute("/* dhara:reaper */ SELECT 1", {})
+        [[now]] = execute("/* dhara:reaper */ SELECT extract(epoch FROM statement_timestamp())::float8", {})
+        self._good_until = now + self._longest_gap
         if gap > self._longest_gap:
             self._grace_ends = monotonic() + self._options.lease_seconds
         self._last_contact = monotonic()
+
+    def on_shortage(self) -> None:
+        self._spares_until = monotonic() + self._options.lease_seconds
+
+    def _spare(self, execute: Execute) -> None:
+        began = monotonic()
+        while lifecycle.spare(execute, self._alias, self._backend, lease_seconds=self._options.lease_seconds):
+            self._last_contact = monotonic()
+        if began >= self._spares_until:
+            self._spares_until = 0.0
 
     def _sweep(self, execute: Execute) -> None:
         while True:
@@ -76,6 +103,7 @@ class Reaper:
                 self._backend,
                 max_lost=self._options.max_lost,
                 grace_seconds=self._options.lease_seconds,
+                until=self._good_until,
             )
             self._last_contact = monotonic()
             if not rescued:
@@ -106,6 +134,9 @@ class Pruner:
             self.due_at = monotonic() + self._pause
         else:
             self.due_at = monotonic() + 0.05
+
+    def on_shortage(self) -> None:
+        """It waits until there is room again, as all do."""
 
 
 def serve(services: list[Service], options: Options, name: str) -> int:
@@ -138,6 +169,8 @@ def _tick(service: Service, session: Session) -> None:
         session.open()
         service.tick(session.execute)
     except (Disconnected, Busy, psycopg.Error) as error:
+        if isinstance(error, Disconnected) and error.is_shortage:
+            service.on_shortage()
         events.SERVICE_WAITS.murmur(type(error).__name__, service=session.name, reason=error)
 
 
@@ -161,9 +194,11 @@ def prune(execute: Execute, *, alias: str, backend: str, options: Options, state
     )
 
 
-#: Days that minutes stay which nobody has rolled up (the longest range shown is a week), and rows of workers that are
-#: gone and of commands.
-STATISTICS_DAYS, RECORDS_DAYS = 8, 7
+#: Days that minutes stay which nobody has rolled up (the longest range shown is a week), and answered commands.
+STATISTICS_DAYS, COMMANDS_DAYS = 8, 7
+#: Days that workers stay which have stopped or are lost, and commands that nobody answers: who comes back after longer
+#: makes its row anew, and must not drain for what was asked of it days ago.
+GONE_DAYS = 1
 
 _PRUNE_RECORDS = f"""/* dhara:prune_records */
 WITH minute AS (
@@ -174,13 +209,15 @@ WITH minute AS (
 ),
 worker AS (
     DELETE FROM dhara_worker WHERE id = ANY (ARRAY(
-        SELECT id FROM dhara_worker WHERE heartbeat_at < statement_timestamp() - interval '{RECORDS_DAYS} days'
+        SELECT id FROM dhara_worker WHERE heartbeat_at < statement_timestamp() - interval '{GONE_DAYS} days'
         LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
     RETURNING 1
 ),
 command AS (
     DELETE FROM dhara_command WHERE id = ANY (ARRAY(
-        SELECT id FROM dhara_command WHERE created_at < statement_timestamp() - interval '{RECORDS_DAYS} days'
+        SELECT id FROM dhara_command
+        WHERE created_at < statement_timestamp() - interval '{COMMANDS_DAYS} days'
+              OR (answered_at IS NULL AND created_at < statement_timestamp() - interval '{GONE_DAYS} days')
         ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
     RETURNING 1
 )

@@ -102,7 +102,7 @@ class TooSlow(Exception):
 
 @contextmanager
 def time_limit(alias: str, seconds: float, **settings: str) -> Iterator[None]:
-    """No statement of this block on `alias` runs longer than `seconds`.
+    """No statement of this block on `alias` runs longer than `seconds`, nor than an outer block lets it.
 
     Args:
         settings: further ones of the server, as long as the block lasts.
@@ -110,20 +110,29 @@ def time_limit(alias: str, seconds: float, **settings: str) -> Iterator[None]:
     Raises:
         TooSlow: one would have.
     """
+    is_within = connections[alias].in_atomic_block
     try:
         with transaction.atomic(using=alias):
-            before = _set(alias, {"statement_timeout": f"{round(seconds * 1000)}ms", **settings})
+            before = _set(alias, {"statement_timeout": f"{round(seconds * 1000)}ms", **settings}, _SHORTEST)
             yield
-            _set(alias, before)
+            if is_within:  # otherwise they end with the transaction
+                _set(alias, before, "%(statement_timeout)s::text")
     except OperationalError as error:
         if getattr(error.__cause__, "sqlstate", None) != "57014":
             raise
         raise TooSlow from error
 
 
-def _set(alias: str, settings: Mapping[str, str]) -> dict[str, str]:
+#: The limit that is asked for, or the one that is set already; 0 is none.
+_SHORTEST = """CASE WHEN current_setting('statement_timeout') = '0' THEN %(statement_timeout)s::text
+    ELSE (1000 * extract(epoch FROM least(
+        current_setting('statement_timeout')::interval, %(statement_timeout)s::text::interval)))::int::text END"""
+
+
+def _set(alias: str, settings: Mapping[str, str], timeout: str) -> dict[str, str]:
     """Change settings of the transaction, which may have begun before this block; returns what they were."""
     names = ", ".join(f"current_setting('{name}')" for name in settings)
-    changes = ", ".join(f"set_config('{name}', %({name})s, true)" for name in settings)
+    values = {name: timeout if name == "statement_timeout" else f"%({name})s::text" for name in settings}
+    changes = ", ".join(f"set_config('{name}', {value}, true)" for name, value in values.items())
     [row] = on(alias)(f"SELECT {names}, {changes}", settings)
     return dict(zip(settings, row, strict=False))

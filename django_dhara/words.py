@@ -52,8 +52,14 @@ NAME_BEGINS, NAME_ENDS = "\u2068", "\u2069"
 
 
 def isolated(name: object) -> str:
-    """A name within a sentence."""
-    return f"{NAME_BEGINS}{visible(name)}{NAME_ENDS}"
+    """A name within a sentence; a very long one is cut."""
+    return f"{NAME_BEGINS}{clipped(name)}{NAME_ENDS}"
+
+
+def clipped(name: object, length: int = 100) -> str:
+    """The beginning of a name, without what cannot be seen."""
+    text = visible(str(name)[: length + 1])
+    return text if len(text) <= length else f"{text[:length]}…"
 
 
 def plain(sentence: str) -> str:
@@ -70,7 +76,12 @@ def short_time(seconds: float | None) -> str:
     """A measured time in about two digits: "3.4 ms", "120 ms", "1.2 s", "2.5 min", "3.1 h"; a dash for none."""
     if seconds is None:
         return "–"
-    units = ((0.9995, 0.001, _("ms")), (99.5, 1, _("s")), (5400, 60, _("min")), (math.inf, 3600, _("h")))
+    units = ((0.9995, 0.001, _("ms")), (59.5, 1, _("s")), (5400, 60, _("min")), (math.inf, 3600, _("h")))
     size, unit = next((size, unit) for below, size, unit in units if seconds < below)
     value = seconds / size
     return f"{value:.1f} {unit}" if value < 9.95 else f"{value:,.0f} {unit}"
+
+
+def rate(number: float) -> str:
+    """A rate in about three digits."""
+    return f"{number:,.0f}" if number >= 99.5 or number == 0 else f"{number:.2g}" if number < 1 else f"{number:.3g}"

@@ -33,7 +33,21 @@ if __name__ == "__main__":
 from django.core.management.base import CommandParser
 
 import django_dhara
-from django_dhara import conf, enqueue, errors, events, execution, project, results, retry, signals, states, tasks
+from django_dhara import (
+    conf,
+    doctor,
+    enqueue,
+    errors,
+    events,
+    execution,
+    project,
+    results,
+    retry,
+    signals,
+    states,
+    tasks,
+)
+from django_dhara.api import openapi, problems, urls  # noqa: F401 - the addresses declare all calls
 
 
 def options_table() -> str:
@@ -89,7 +103,18 @@ def commands_help() -> str:
     return "\n\n".join(f"## {name}\n\n```text\n{_help(name)}\n```" for name in COMMANDS)
 
 
-COMMANDS = ("dhara_worker", "dhara_reaper", "dhara_prune", "dhara_health")
+COMMANDS = (
+    "dhara_worker",
+    "dhara_reaper",
+    "dhara_prune",
+    "dhara_pause",
+    "dhara_resume",
+    "dhara_stats",
+    "dhara_top",
+    "dhara_token",
+    "dhara_health",
+    "dhara_doctor",
+)
 
 
 def _help(name: str) -> str:
@@ -228,6 +253,66 @@ def signals_list() -> str:
     return "\n".join(f"- `{name}`: {' '.join(re.findall(r'#: (.*)', comment))}" for comment, name in found)
 
 
+def api_calls() -> str:
+    """Every call of the API: what it takes, and how it is answered."""
+    return "\n\n".join(_call(each) for each in openapi.operations(_description()))
+
+
+def _call(each: openapi.Operation) -> str:
+    parts = [f"### {each.method} {each.path}", f"{each.summary}. {each.description}".strip(), f"Takes {each.needs}."]
+    if each.parameters:
+        rows = ["| parameter | | |", "|---|---|---|"]
+        rows += [f"| `{one.name}` | {one.kind} | {one.description} |" for one in each.parameters]
+        parts.append("\n".join(rows))
+    if each.body:
+        parts.append(f"Body: [{each.body}](#{each.body.lower()}).")
+    answers = ", ".join(f"{status} [{name}](#{name.lower()})" for status, name in each.answers)
+    conflict = ", or the problem 409" if "409" in each.problems else ""
+    return "\n\n".join([*parts, f"Answers: {answers}{conflict}."])
+
+
+def api_schemas() -> str:
+    """Everything that is sent to the API, or answered."""
+    return "\n\n".join(_schema(*each) for each in openapi.schemas(_description()))
+
+
+def _schema(name: str, description: str, fields: list[openapi.Value]) -> str:
+    rows = ["| field | | |", "|---|---|---|"]
+    rows += [f"| `{one.name}` | {one.kind} | {one.description} |" for one in fields]
+    return "\n\n".join(filter(None, [f"### {name}", description, "\n".join(rows)]))
+
+
+def api_problems() -> str:
+    """Every kind of problem document."""
+    rows = ["| status | `type` | title |", "|---|---|---|"]
+    kinds = sorted(problems.KINDS.items(), key=lambda item: item[1].status)
+    return "\n".join(rows + [f"| {kind.status} | `{problems.TYPE}{name}` | {kind.title} |" for name, kind in kinds])
+
+
+def _description() -> dict[str, Any]:
+    return openapi.document("/dhara/api/v1/")
+
+
+def troubles_list() -> str:
+    """A section for each trouble that the doctor can find."""
+    return "\n\n".join(map(_trouble, doctor.troubles()))
+
+
+def _trouble(trouble: doctor.Trouble) -> str:
+    remedy = trouble.remedy.replace("{{", "{").replace("}}", "}")
+    severity = trouble.severity.name.capitalize()
+    return f"### {trouble.id}\n\n*{severity}.* {trouble.title}.\n\n{trouble.why}\n\n```text\n{remedy}\n```"
+
+
+def limits_table() -> str:
+    """From when on something is a finding, from the `#:` comments in doctor/case.py."""
+    rows = ["| limit | value | what it is |", "|---|---|---|"]
+    defaults = doctor.Limits()
+    for name, reason in reasons(doctor.Limits).items():
+        rows.append(f"| `{name}` | {_number(getattr(defaults, name))} | {reason} |")
+    return "\n".join(rows)
+
+
 def events_table() -> str:
     """Every kind of line, by its logger and in the order of events.py."""
     rows = ["| event | logger | level | text | fields beside those of the text |", "|---|---|---|---|---|"]
@@ -244,6 +329,9 @@ PARTS = (
     ("reference/settings.md", "options", options_table),
     ("reference/settings.md", "project", project_table),
     ("reference/commands.md", "commands", commands_help),
+    ("reference/api.md", "calls", api_calls),
+    ("reference/api.md", "schemas", api_schemas),
+    ("reference/api.md", "problems", api_problems),
     ("reference/python.md", "names", names_list),
     ("reference/python.md", "task", task_fields),
     ("reference/python.md", "result", result_attributes),
@@ -252,6 +340,8 @@ PARTS = (
     ("reference/python.md", "warning", warning_text),
     ("reference/python.md", "errors", errors_tree),
     ("reference/python.md", "signals", signals_list),
+    ("reference/doctor.md", "troubles", troubles_list),
+    ("reference/doctor.md", "limits", limits_table),
     ("reference/events.md", "events", events_table),
     ("explanation/states.md", "arrows", arrows_table),
 )

@@ -12,11 +12,11 @@ from django_dhara.states import State
 from tests import model
 from tests.rows import MAX_INTERRUPTED, WORKER, put, read
 from tests.sessions import Operator, Session, wait
-from tests.verbs import PURE, SKIPPED, VERBS, enqueue, told
+from tests.verbs import PLACES, PURE, SKIPPED, VERBS, enqueue, told
 
 VERBS = {**VERBS, "enqueue": enqueue}
 
-#: The two-party orders are those of these twelve: who meets whom. Verbs of one party differ in a column or two.
+#: The two-party orders are those of these fourteen: who meets whom. Verbs of one party differ in a column or two.
 PARTIES = {
     "claim": ("claim",),
     "renew": ("renew", "report"),
@@ -29,7 +29,9 @@ PARTIES = {
     "prune": ("prune",),
     "re-enqueue": ("enqueue",),
     "snooze": ("snooze",),
-    "reschedule": ("run now",),
+    "reschedule": ("run now", "put off"),
+    "move": ("change queue", "change priority"),
+    "delete": ("delete",),
 }
 
 _DUE = model.Task(key="k", lease=1, run_at=-1000.0)
@@ -52,7 +54,7 @@ STARTS = {
 }
 
 #: These wait for whoever holds the row, since their answer must be the truth. Nobody else ever waits.
-PATIENT = {"cancel", "revive", "run now", "enqueue"}
+PATIENT = {"cancel", "revive", "run now", "enqueue", "delete", *PLACES}
 #: What a web process does; the rest is done by a worker.
 OPERATORS = PATIENT
 
@@ -157,6 +159,9 @@ def _legal(name, first, second, how):
     if first == second == "run now" and how == "snapshot":
         # The time to which the first one moved the task lies in the future of the second, which began before it.
         found.append(([True, True], _one_by_one(start, [one])[1]))
+    if first == second == "put off" and how == "snapshot":
+        # The second one, which began before, would have the task run sooner than it now does.
+        found.append(([True, False], _one_by_one(start, [one])[1]))
     return found
 
 

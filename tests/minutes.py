@@ -112,7 +112,7 @@ def a_crew():
         "backend": "default",
         "version": "0.2.0",
         "concurrency": 10,
-        "lease_seconds": 30.0,
+        "lease_seconds": 600.0,
         "started_at": ago(9000),
     }
     for number, host in enumerate(("box7", "box8", "box9"), start=1):

@@ -108,6 +108,8 @@ def claim(task, now, worker, *, seconds):
 
 
 def renew(task, now, lease, *, seconds):
+    if task is not None and (task.lease, task.state) == (lease, State.COMPLETED):
+        return "skipped", task  # by this run itself, whose answer may be on its way
     if task is None or not task.is_run(lease):
         return "refused", task
     return "renewed", replace(task, lease_until=now + seconds)
@@ -217,6 +219,33 @@ def run_now(task, now):
     if task.state != State.PENDING or task.run_at <= now:
         return False, task
     return True, replace(task, run_at=now)
+
+
+def change_queue(task, now, queue):
+    return _moved(task, task is not None and task.queue != queue, queue=queue)
+
+
+def change_priority(task, now, priority):
+    return _moved(task, task is not None and task.priority != priority, priority=priority)
+
+
+def put_off(task, now, seconds):
+    return _moved(task, task is not None and task.run_at < now + seconds, run_at=now + seconds)
+
+
+def _moved(task, is_other, **columns):
+    """Only what waits moves, and only to where it is not yet."""
+    if task is None:
+        return None, None
+    if task.state != State.PENDING or not is_other:
+        return False, task
+    return True, replace(task, **columns)
+
+
+def delete(task, now):
+    if task is None:
+        return None, None
+    return (True, None) if task.state in FINAL else (False, task)
 
 
 # ----------------------------------------------------------------------------------------------------------- many tasks

@@ -17,8 +17,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_dhara.admin import databases, lists, operations, text
-from django_dhara.lifecycle import Tally
+from django_dhara.admin import databases, operations, text
 from django_dhara.models import Queue, Task, Worker
 from django_dhara.states import State
 from tests.rows import WORKER, a_task, ago, ahead, an_attempt, everything, fresh
@@ -26,6 +25,14 @@ from tests.rows import WORKER, a_task, ago, ahead, an_attempt, everything, fresh
 LIST = "/admin/dhara/task/"
 ALL = ("view_task", "cancel_task", "revive_task", "run_task_now", "view_worker")
 VERBS = {"cancel": "cancel_task", "retry": "revive_task", "run_now": "run_task_now"}
+
+
+@contextmanager
+def queries():
+    with CaptureQueriesContext(connection) as captured:
+        captured.texts = []
+        yield captured.texts
+    captured.texts += [query["sql"] for query in captured.captured_queries]
 
 
 def a_client(*permissions, superuser=False):
@@ -72,176 +79,6 @@ def a_worker(**columns):
     values = {"id": WORKER, "backend": "default", "name": "w1", "host": "box7", "pid": 4711, "version": "0.1.0"}
     values |= {"concurrency": 10, "lease_seconds": 30.0}
     return Worker.objects.create(**{**values, **columns})
-
-
-# The list
-
-
-@pytest.mark.fast
-def test_the_list_tells_state_function_queue_priority_attempts_run_at_and_age(client):
-    a_task(State.DEAD, function="shop.tasks.send", queue="email", priority=7, failures=5, enqueued_at=ago(7200))
-    seen = shown(client.get(LIST))
-    assert "✕ Dead shop.tasks.send email 7 5/5 10 s ago 2 h" in seen
-
-
-@pytest.mark.fast
-@pytest.mark.parametrize("state", State)
-def test_a_state_is_told_by_a_word_and_not_by_colour_alone(client, state):
-    a_task(state)
-    assert f"{text.SIGNS[state]} {state.label} tests.app.tasks.add" in shown(client.get(LIST))
-
-
-def test_exact_times_are_in_titles(client):
-    task = a_task(run_at=ahead(300))
-    task.refresh_from_db()
-    assert f'title="{task.run_at:%Y-%m-%d %H:%M:%S} UTC">in 5 min</time>' in client.get(LIST).content.decode()
-
-
-def test_the_newest_task_comes_first(client):
-    older = a_task(id=UUID(int=1 << 80), function="older.one")
-    newer = a_task(id=UUID(int=2 << 80), function="newer.one")
-    assert [row.pk for row in client.get(LIST).context["cl"].result_list] == [newer.pk, older.pk]
-
-
-def test_another_order_cannot_be_asked_for(client):
-    assert client.get(LIST, {"o": "-2.3"}).context["cl"].queryset.query.order_by == ("-id",)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "expected"),
-    [
-        ({"state": "DEAD"}, "dead"),
-        ({"state": "RUNNING"}, "running"),
-        ({"state": "PENDING"}, "pending suspect"),
-        ({"state": "COMPLETED"}, "completed"),
-        ({"queue": "email"}, "completed"),
-        ({"function": "shop.dead"}, "dead"),
-        ({"function": "shop.dead", "queue": "email"}, ""),
-        ({"errors": "yes"}, "dead"),
-        ({"errors": "no", "state": "PENDING"}, "pending suspect"),
-        ({"worker": str(WORKER)}, "running"),
-        ({"q": "shop.pend"}, "pending"),
-        ({"q": "hop.de"}, "dead"),
-        ({"q": "a0a0"}, "pending"),
-        ({"q": "a0a00000-0000-0000-0000-000000000000"}, "pending"),
-        ({"q": "A0A00000000000000000000000000000"}, "pending"),
-        ({"q": "a0a1"}, ""),
-        ({"q": "%"}, ""),
-    ],
-)
-def test_filters_and_search_find_what_they_say(client, parameters, expected):
-    a_task(id=UUID("a0a0".ljust(32, "0")), function="shop.pending")
-    a_task(id=UUID("c" * 32), function="shop.suspect", lost=1)
-    a_task(State.RUNNING, id=UUID("d" * 32), function="shop.running")
-    a_task(State.DEAD, id=UUID("e" * 32), function="shop.dead", error_class="shop.Boom")
-    a_task(State.COMPLETED, id=UUID("f" * 32), function="shop.completed", queue="email")
-    found = [row.function for row in client.get(LIST, parameters).context["cl"].result_list]
-    assert sorted(found) == sorted(f"shop.{name}" for name in expected.split())
-
-
-@pytest.mark.parametrize("parameters", [{"state": "x"}, {"worker": "x"}, {"queue": "a\x00"}, {"p": "x"}, {"p": "99"}])
-def test_a_parameter_that_makes_no_sense_never_ends_in_an_error(client, parameters):
-    a_task()
-    assert client.get(LIST, parameters, follow=True).status_code == 200
-
-
-@pytest.mark.parametrize("lookup", ["payload__contains", "function__icontains", "id__in", "worker_id"])
-def test_a_lookup_of_the_readers_own_making_is_refused(client, lookup):
-    assert client.get(LIST, {lookup: "1"}).status_code == 400
-
-
-def test_the_filters_offer_what_is_there_and_the_choice_that_was_made(client):
-    a_task(queue="email", function="shop.tasks.send")
-    seen = shown(client.get(LIST, {"queue": "gone"}))
-    assert "By queue All email gone" in seen
-    assert "By function All shop.tasks.send" in seen
-
-
-def test_a_queue_whose_tasks_are_all_old_is_offered_while_some_are_pending(client, monkeypatch):
-    sql = lists._KNOWN.replace("LIMIT 5000", "LIMIT 1").replace("LIMIT 2000", "LIMIT 1")
-    monkeypatch.setattr(lists, "_KNOWN", sql)
-    for number, queue in enumerate(["old", "older", "oldest", "newest"]):
-        a_task(id=UUID(int=number << 80), queue=queue)
-    assert "By queue All newest old older oldest By" in shown(client.get(LIST))
-
-
-# What the list costs
-
-
-@contextmanager
-def queries():
-    with CaptureQueriesContext(connection) as captured:
-        captured.texts = []
-        yield captured.texts
-    captured.texts += [query["sql"] for query in captured.captured_queries]
-
-
-@pytest.mark.fast
-@pytest.mark.parametrize(
-    "parameters", [{}, {"state": "DEAD"}, {"state": "PENDING"}, {"queue": "default"}, {"q": "tests"}, {"errors": "no"}]
-)
-def test_the_list_counts_no_whole_table_and_makes_at_most_ten_queries(client, parameters):
-    for state in State:
-        a_task(state)
-    with queries() as made:
-        client.get(LIST, parameters)
-    assert len(made) <= 10, made
-    for query in made:
-        assert not re.search(r'COUNT\(\*\) AS "__count" FROM "?dhara_task', query), query
-        if "count(" in query.lower() and "dhara_task" in query:
-            assert "LIMIT" in query
-
-
-@pytest.mark.fast
-def test_the_list_reads_no_payload_no_result_and_no_traceback(client):
-    an_attempt(a_task(State.DEAD), traceback="secret")
-    with queries() as made:
-        client.get(LIST)
-    assert made
-    for column in ("payload", "result", "progress", "checkpoint", "metadata", "traceback"):
-        assert not [query for query in made if f'"{column}"' in query]
-
-
-def test_the_count_is_exact_up_to_a_bound_and_an_estimate_above(client, monkeypatch):
-    monkeypatch.setattr(lists, "MOST", 5)
-    for _ in range(5):
-        a_task()
-    assert "5 tasks" in shown(client.get(LIST))
-    a_task(State.DEAD)
-    assert "more than 5 tasks" in shown(client.get(LIST))
-    monkeypatch.setattr(lists, "_read", lambda alias: lists.Known(rows=5_012_345))
-    assert "about 5,012,345 tasks" in shown(client.get(LIST))
-    assert "more than 5 tasks" in shown(client.get(LIST, {"queue": "default"}))
-
-
-def test_no_page_beyond_the_bound_is_offered_and_the_window_is_told(client, monkeypatch):
-    monkeypatch.setattr(lists, "MOST", 5)
-    monkeypatch.setattr(lists, "_read", lambda alias: lists.Known(rows=5_012_345))
-    for _ in range(7):
-        a_task()
-    assert client.get(LIST).context["cl"].paginator.count == 5
-    assert "Only the newest 100,000 tasks are looked through" in shown(client.get(LIST, {"queue": "default"}))
-
-
-def test_a_filter_without_an_index_looks_through_the_newest_tasks_only(client, monkeypatch):
-    monkeypatch.setattr(lists, "NEWEST", 2)
-    for number in range(3):
-        a_task(id=UUID(int=number << 80), function=f"shop.f{number}")
-    found = client.get(LIST, {"queue": "default"}).context["cl"].result_list
-    assert [row.function for row in found] == ["shop.f2", "shop.f1"]
-
-
-def test_a_list_that_takes_too_long_is_stopped_and_says_so(client, monkeypatch):
-    a_task()
-
-    def slow_search(queryset, term):
-        return queryset.extra(where=["pg_sleep(2) IS NULL"]) if term else queryset
-
-    monkeypatch.setattr("django_dhara.admin.readonly.PATIENCE", 0.3)
-    monkeypatch.setattr(lists, "search", slow_search)
-    response = client.get(LIST, {"q": "slow"}, follow=True)
-    assert "was stopped" in messages(response)[0]
-    assert response.redirect_chain == [(LIST, 302)]
 
 
 # The page of one task
@@ -425,7 +262,7 @@ def test_a_post_to_the_page_changes_nothing(db, superuser):
     ]
     for address in posts:
         response = client.post(address, {"state": "PENDING", "lease": "0", "_save": "Save", "post": "yes"})
-        assert response.status_code in ((403,) if address != LIST else (200,))
+        assert response.status_code == (403 if address != LIST else 302)
     assert everything() == before
 
 
@@ -530,19 +367,23 @@ def test_the_summary_tells_what_happened_to_each(transactional_db, other_session
 
 
 @pytest.mark.parametrize(
-    ("verb", "tally", "expected"),
+    ("verb", "counts", "expected"),
     [
-        ("cancel", Tally({"canceled": [UUID(int=1)] * 12}, refused=3), "12 canceled, 3 had already finished."),
-        ("cancel", Tally({"requested": [UUID(int=1)] * 1}), "1 running: asked to stop."),
-        ("cancel", Tally({}, missing=1), "0 canceled, 1 no longer exists."),
-        ("retry", Tally({"revived": [UUID(int=1)] * 2}, refused=1), "2 retried, 1 was neither dead nor canceled."),
-        ("retry", Tally({}, refused=2), "0 retried, 2 were neither dead nor canceled."),
-        ("retry", Tally({}, busy=2), "0 retried, 2 are being changed right now: try again."),
-        ("run_now", Tally({"hastened": [UUID(int=1)] * 1}, refused=2), "1 due now, 2 did not wait for a later time."),
+        ("cancel", {"canceled": 12, "refused": 3}, "12 canceled, 3 had already finished."),
+        ("cancel", {"requested": 1}, "1 running: asked to stop."),
+        ("cancel", {"missing": 1}, "0 canceled, 1 no longer exists."),
+        ("retry", {"revived": 2, "refused": 1}, "2 retried, 1 was neither dead nor canceled."),
+        ("retry", {"refused": 2}, "0 retried, 2 were neither dead nor canceled."),
+        ("retry", {"busy": 2}, "0 retried, 2 are being changed right now: try again."),
+        ("retry", {"revived": 50_012}, "50,012 retried."),
+        ("run_now", {"hastened": 1, "refused": 2}, "1 due now, 2 did not wait for a later time."),
+        ("snooze", {"snoozed": 3}, "3 put off."),
+        ("change_queue", {"moved": 1}, "1 moved."),
+        ("delete_finished", {"deleted": 2, "refused": 1}, "2 deleted, 1 had not finished."),
     ],
 )  # fmt: skip
-def test_a_summary_is_honest(verb, tally, expected):
-    assert operations.summary(operations.VERBS[verb], tally) == expected
+def test_a_summary_is_honest(verb, counts, expected):
+    assert operations.summary(operations.VERBS[verb], counts) == expected
 
 
 @pytest.mark.fast
@@ -603,17 +444,10 @@ def test_500_rows_of_mixed_states_are_changed_and_counted_by_reason(client):
     assert LogEntry.objects.count() == 200
 
 
-def test_all_that_match_are_changed_in_chunks(client, monkeypatch):
+def test_a_large_selection_is_changed_in_chunks(client, monkeypatch):
     monkeypatch.setattr(operations, "CHUNK", 7)
-    tasks = [a_task(State.DEAD) for _ in range(120)] + [a_task(State.DEAD, queue="other")]
-    address = LIST + "?state=DEAD&queue=default"
-    response = client.post(
-        address, {"action": "retry", "index": "0", "select_across": "1", "_selected_action": str(tasks[0].pk)}
-    )
-    assert "Retry 120 tasks?" in shown(response)
-    assert response.content.count(b'name="_selected_action"') == 1
-    assert messages(act(client, "retry", tasks[:1], address=address, select_across="1")) == ["120 retried."]
-    assert fresh(tasks[-1]).state == State.DEAD
+    tasks = [a_task(State.DEAD) for _ in range(60)]
+    assert messages(act(client, "retry", tasks)) == ["60 retried."]
 
 
 @pytest.mark.parametrize("ids", [["x"], ["1", "' OR 1=1"]])
@@ -643,7 +477,8 @@ def test_the_list_of_workers_tells_who_lives_and_what_each_runs(client):
     worker = a_worker(queues=["email", "default"], started_at=ago(7200), heartbeat_at=ago(4))
     task = a_task(State.RUNNING, attempted_at=ago(9), function="shop.tasks.send")
     response = client.get("/admin/dhara/worker/")
-    assert "✓ Alive box7:4711 email, default 10 shop.tasks.send 9 s ago 2 h ago 4 s 0.1.0" in shown(response)
+    line = r"✓ Alive heard \d+ s ago box7:4711 0\.1\.0, up 2 h email, default 1/10 send \d+ s ago 0 runs –"
+    assert re.search(line, shown(response))
     assert page_of(task) in response.content.decode()
     assert "shop.tasks.send" in shown(client.get(f"/admin/dhara/worker/{worker.pk}/change/"))
 
@@ -659,7 +494,8 @@ def test_the_list_of_workers_tells_who_lives_and_what_each_runs(client):
 )
 def test_a_worker_is_alive_late_draining_or_stopped(client, columns, expected):
     a_worker(**columns)
-    assert f"{expected} box7:4711" in shown(client.get("/admin/dhara/worker/"))
+    body = shown(client.get("/admin/dhara/worker/?status=all"))
+    assert re.search(rf"{expected} [\w ]+ box7:4711", body)
 
 
 def test_a_worker_that_runs_much_names_five_tasks_and_links_to_all(client):
@@ -672,7 +508,7 @@ def test_a_worker_that_runs_much_names_five_tasks_and_links_to_all(client):
     address = f"/admin/dhara/task/?state=RUNNING&worker={WORKER}"
     assert address in unescape(body)
     assert len(client.get(address).context["cl"].result_list) == 8
-    assert len(made) <= 10
+    assert len(made) <= 18
 
 
 # Databases
@@ -683,7 +519,7 @@ def second_database(transactional_db, settings):
     """An alias `queue`: the same database, but its Dhara tables are others, in a schema of their own."""
     with connection.cursor() as cursor:
         cursor.execute("CREATE SCHEMA second")
-        for table in ("task", "attempt", "worker", "queue", "command"):
+        for table in ("task", "attempt", "worker", "queue", "command", "minute", "quarter"):
             cursor.execute(f"CREATE TABLE second.dhara_{table} (LIKE public.dhara_{table} INCLUDING ALL)")
     options = {**connection.settings_dict.get("OPTIONS", {}), "options": "-c search_path=second"}
     far = type(connections["default"])({**connection.settings_dict, "OPTIONS": options}, "queue")
@@ -712,7 +548,7 @@ def test_each_database_that_holds_a_queue_has_a_list_and_its_tasks_their_pages(s
     assert [row.pk for row in client.get(LIST).context["cl"].result_list] == [near.pk]
     response = client.get(LIST, {"database": "queue", "state": "DEAD"})
     assert [row.pk for row in response.context["cl"].result_list] == [far.pk]
-    assert "By database default queue" in shown(response)
+    assert "Database default queue" in shown(response)
     assert "far.away" in shown(client.get(page_of(far)))
     assert messages(act(client, "retry", [far], address=LIST + "?database=queue")) == ["1 retried."]
     assert messages(client.post(button("cancel", far), follow=True)) == ["1 canceled."]

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["W99"], "unknown workload 'W99'; there are: W1, W2, W3, W4, W5, W6, W7, W8, W10, all"),
+        (["W99"], "unknown workload 'W99'; there are: W1, W2, W3, W4, W5, W6, W7, W8, W9, W10, W11, all"),
         (["W1", "--peers", "nobody"], "unknown peer 'nobody'; there are: "),
         (["W1", "--peers", ""], "unknown peer ''"),
         (["W1", "--rounds", "0"], "--rounds must be at least 1, not 0"),

@@ -108,6 +108,19 @@ BUGS = {
         *("dead", "prune", "claim", "commit"),
         [("DELETE FROM dhara_attempt WHERE", "DELETE FROM dhara_attempt WHERE false AND")],
     ),
+    "a move believes its snapshot": (
+        *("due", "claim", "put off", "snapshot"),
+        [("FOR NO KEY UPDATE", ""), ("AND task.state = 'PENDING'", "")],
+    ),
+    "a task that waits for longer is put off": (
+        *("scheduled", "put off", "claim", "commit"),
+        [("AND run_at < statement_timestamp() + make_interval(secs => %(seconds)s)", "")],
+    ),
+    "a revived task is deleted": ("dead", "revive", "delete", "snapshot", [("FOR UPDATE", "")]),
+    "a deletion leaves the attempts": (
+        *("dead", "delete", "claim", "commit"),
+        [("DELETE FROM dhara_attempt WHERE", "DELETE FROM dhara_attempt WHERE false AND")],
+    ),
     "a task is claimed twice": ("due", "claim", "claim", "snapshot", [("FOR UPDATE SKIP LOCKED", "")]),
     "a canceled task is claimed": ("due", "cancel", "claim", "snapshot", [("FOR UPDATE SKIP LOCKED", "")]),
     "a claim waits for a cancel": ("due", "cancel", "claim", "commit", _WAITS),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from django_dhara import checks, conf, execution, results, tasks
+from django_dhara import checks, conf, doctor, execution, results, tasks
 
 pytestmark = pytest.mark.fast
 
@@ -42,6 +42,11 @@ def test_every_check_has_a_section():
     assert re.findall(r"^### (.*)$", page, flags=re.MULTILINE) == sorted(set(re.findall(r"dhara\.[EW]\d{3}", source)))
 
 
+def test_every_trouble_has_a_section():
+    page = (ROOT / "docs/reference/doctor.md").read_text(encoding="utf-8")
+    assert re.findall(r"^### (.*)$", page, flags=re.MULTILINE) == [trouble.id for trouble in doctor.troubles()]
+
+
 def test_the_changelog_knows_the_newest_check_of_each_kind():
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     ids = sorted(set(re.findall(r"dhara\.[EW]\d{3}", Path(checks.__file__).read_text(encoding="utf-8"))))
@@ -65,7 +70,8 @@ def test_a_page_has_one_title():
 def test_every_module_is_named_on_the_page_of_the_architecture():
     page = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
     package = ROOT / "django_dhara"
-    modules = [path.name for folder in (".", "lifecycle", "worker") for path in package.glob(f"{folder}/*.py")]
+    folders = (".", "doctor", "lifecycle", "worker")
+    modules = [path.name for folder in folders for path in package.glob(f"{folder}/*.py")]
     packages = [f"{path.parent.name}/" for path in package.glob("*/__init__.py") if path.parent.name != "migrations"]
     assert [name for name in modules + packages if not re.search(rf"(?<!\w){re.escape(name)}", page)] == []
 

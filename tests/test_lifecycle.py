@@ -295,6 +295,14 @@ def test_only_a_lease_that_is_gone_is_refused(run):
     assert renewal == ({(mine.id, 4)}, {(taken.id, 4), (gone, 1)}, False)
 
 
+@pytest.mark.parametrize("ends", [State.PENDING, State.DEAD, State.CANCELED, State.COMPLETED])
+def test_who_has_completed_a_task_is_not_told_that_it_is_lost(run, ends):
+    """The answer to an atomic function's COMMIT may be on its way yet, on the function's own connection."""
+    task = a_task(ends, lease=4, worker_id=WORKER)
+    renewal = lifecycle.renew(run, WORKER, [(task.id, 4)], lease_seconds=30.0)
+    assert renewal == (set(), set() if ends is State.COMPLETED else {(task.id, 4)}, False)
+
+
 def test_an_old_lease_is_refused_though_the_new_one_of_the_same_task_is_renewed(run):
     task = a_task(State.RUNNING, lease=2)
     renewal = lifecycle.renew(run, WORKER, [(task.id, 1), (task.id, 2)], lease_seconds=30.0)
@@ -742,6 +750,27 @@ def test_losses_count_against_both_budgets(run, columns, state):
     assert [rescued.state for rescued in rescue(run, task)] == [state]
     after = fresh(task)
     assert (after.state, after.worker_id) == (state, WORKER if state == State.DEAD else None)
+
+
+def test_a_rescue_that_comes_too_late_takes_nothing(run):
+    a_task(State.RUNNING, lease_until=ago(3600))
+    [[now]] = run("SELECT extract(epoch FROM statement_timestamp())::float8", {})
+    budget = {"max_lost": 3, "grace_seconds": 0.0}
+    assert lifecycle.rescue(run, "default", "default", **budget, until=now) == []
+    assert len(lifecycle.rescue(run, "default", "default", **budget, until=now + 60)) == 1
+
+
+def test_what_is_spared_keeps_its_run_and_is_abandoned_no_more(run):
+    task, live = a_task(State.RUNNING, lease_until=ago(1)), a_task(State.RUNNING, lease_until=ahead(1))
+    assert lifecycle.spare(run, "default", "default", lease_seconds=60.0) == 1
+    assert [fresh(each).lease for each in (task, live)] == [task.lease, live.lease]
+    [[spared, other]] = run(
+        "SELECT (SELECT lease_until > now() + '50 s' FROM dhara_task WHERE id = %(spared)s), "
+        "(SELECT lease_until > now() + '50 s' FROM dhara_task WHERE id = %(live)s)",
+        {"spared": task.id, "live": live.id},
+    )
+    assert (spared, other) == (True, False)
+    assert rescue(run, task) == []
 
 
 def test_nothing_is_rescued_in_the_grace_after_a_start_of_the_server(run):

@@ -79,6 +79,13 @@ several = st.lists(which, min_size=1, max_size=3)
 end = st.tuples(st.sampled_from([*OUTCOMES]), st.sampled_from((0.0, 0.0, LONG)), st.booleans())
 canceled = st.sampled_from((False, False, False, True))
 workers = st.sampled_from((WORKER, OTHER_WORKER))
+moves = st.sampled_from(
+    [
+        *(("change_queue", {"queue": queue}) for queue in QUEUES),
+        *(("change_priority", {"priority": priority}) for priority in (0, 5)),
+        ("snooze", {"seconds": LONG}),
+    ]
+)
 #: Of what people do in transactions some are rolled back.
 rolls_back = st.sampled_from((False, False, False, True))
 
@@ -245,15 +252,15 @@ class Stories(RuleBasedStateMachine):
     @rule(numbers=several)
     def renew_and_report(self, numbers):
         runs = self.chosen(numbers, self.runs)
-        expected, renewed = dict(self.tasks), set()
+        expected, answers = dict(self.tasks), {"renewed": set(), "refused": set(), "skipped": set()}
         for id_, lease in runs:
             answer = self.apply(expected, id_, "renew", model.renew, self.now, lease, seconds=LONG)
-            renewed |= {(id_, lease)} if answer == "renewed" else set()
+            answers[answer].add((id_, lease))
             self.apply(expected, id_, "report", model.report, lease)
         renewal = lifecycle.renew(self.session.execute, WORKER, runs, lease_seconds=LONG)
-        assert renewal == (renewed, set(runs) - renewed, False)
+        assert renewal == (answers["renewed"], answers["refused"], False)
         reports = [Report(id_, lease, PROGRESS, CHECKPOINT) for id_, lease in runs]
-        assert lifecycle.report(self.session.execute, reports) == renewed
+        assert lifecycle.report(self.session.execute, reports) == answers["renewed"]
         self.expect(expected)
 
     # -------------------------------------------------------------------------------------------------- what is swept
@@ -302,6 +309,25 @@ class Stories(RuleBasedStateMachine):
         names = {True: {"revive": "revived", "run_now": "hastened"}.get(verb)}
         assert Counter(said) == Counter(names.get(a, a) for a in answers if a not in {None, False, "finished"})
         assert (tally.missing, tally.busy) == (answers.count(None), 0)
+        self.expect(expected)
+
+    @precondition(lambda self: self.in_states(State.PENDING))
+    @rule(move=moves, numbers=several)
+    def move_several(self, move, numbers):
+        (verb, arguments), ids = move, self.chosen(numbers, [*self.tasks, *self.gone])
+        self.change_several({"snooze": "put_off"}.get(verb, verb), verb, ids, arguments)
+
+    @precondition(lambda self: self.in_states(*FINAL))
+    @rule(numbers=several)
+    def delete_several(self, numbers):
+        self.change_several("delete", "delete", self.chosen(numbers, [*self.tasks, *self.gone]), {})
+
+    def change_several(self, name, verb, ids, arguments):
+        answers, expected = self.tell(getattr(model, name), ids, *arguments.values())
+        tally = operations.change(verb, ids, database="default", **arguments)
+        [*changed] = tally.changed.values() or [[]]
+        assert [len(each) for each in changed] == [answers.count(True)]
+        assert (tally.missing, tally.busy, tally.refused) == (answers.count(None), 0, answers.count(False))
         self.expect(expected)
 
     @precondition(lambda self: self.in_states(State.PENDING))

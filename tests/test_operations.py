@@ -1,6 +1,7 @@
 """cancel, revive, run_now, pause and resume, as a project's code calls them."""
 
 import io
+import re
 import subprocess
 import sys
 from datetime import timedelta
@@ -12,9 +13,10 @@ from django.core.management import call_command
 from django.db import transaction
 
 import django_dhara
-from django_dhara.compat import InvalidTask, TaskResultDoesNotExist, task_backends
+from django_dhara import operations
+from django_dhara.compat import InvalidTask, TaskResultDoesNotExist, task_backends, task_enqueued
 from django_dhara.models import Queue
-from django_dhara.signals import task_canceled
+from django_dhara.signals import task_canceled, task_committed
 from django_dhara.states import State
 from tests.app.tasks import add
 from tests.rows import a_task, ago, fresh
@@ -123,3 +125,62 @@ def test_a_worker_without_a_log_of_its_own_prints_what_it_does():
 @pytest.mark.parametrize("logger", ["", "django_dhara"])
 def test_a_log_that_the_project_has_configured_is_left_alone(logger):
     assert log_of(f"logging.getLogger({logger!r}).addHandler(logging.StreamHandler())") == ""
+
+
+# What takes arguments, through `change`
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "said"),
+    [
+        ("cancel", {"queue": "x"}, "cancel takes no argument, not queue."),
+        ("snooze", {}, "snooze takes seconds, not nothing."),
+        ("snooze", {"seconds": 0}, "a time to put off is between 0 and 315360000 seconds, not 0."),
+        ("snooze", {"seconds": "nan"}, "a time to put off is between"),
+        ("snooze", {"seconds": True}, "a time to put off is between"),
+        ("change_priority", {"priority": "101"}, "a priority is a whole number between -100 and 100, not '101'."),
+        ("change_priority", {"priority": 0.5}, "a priority is a whole number"),
+        ("change_priority", {"priority": None}, "a priority is a whole number"),
+        ("change_queue", {"queue": "a,b"}, "queue 'a,b' has a comma or an outer space in it"),
+        ("change_queue", {"queue": "mial"}, "no backend in TASKS has a queue 'mial'; they have: default, mail."),
+    ],
+)
+def test_an_argument_of_no_use_is_said_so_before_anything_is_asked_of_the_database(settings, verb, arguments, said):
+    settings.TASKS = {"default": {**settings.TASKS["default"], "QUEUES": ["mail", "default"]}}
+    with pytest.raises(ValueError, match=re.escape(said)):
+        operations.change(verb, [uuid4()], database="default", **arguments)
+
+
+def test_numbers_may_come_as_text(db):
+    task = a_task()
+    assert operations.change("change_priority", [task.id], database="default", priority="7").changed
+    assert operations.change("snooze", [task.id], database="default", seconds="90").changed
+    assert fresh(task).priority == 7
+    assert fresh(task).run_at > fresh(task).enqueued_at + timedelta(seconds=89)
+
+
+def test_a_task_moves_only_to_a_queue_that_its_own_backend_has(db, settings):
+    ours = settings.TASKS["default"]
+    settings.TASKS = {"default": {**ours, "QUEUES": ["default"]}, "other": {**ours, "QUEUES": ["mail"]}}
+    here, there, unknown = (a_task(backend=backend) for backend in ("default", "other", "gone"))
+    tally = operations.change("change_queue", [here.id, there.id, unknown.id], database="default", queue="mail")
+    assert (sorted(tally.changed["moved"]), tally.refused) == (sorted([there.id, unknown.id]), 1)
+
+
+def test_a_copy_is_announced_as_an_enqueue(commits):
+    seen = []
+
+    def receive(signal, task_result, **named):
+        seen.append((signal is task_committed, task_result.id))
+
+    for signal in (task_enqueued, task_committed):
+        signal.connect(receive)
+    try:
+        task = a_task(State.DEAD)
+        with transaction.atomic():
+            tally = operations.change("copy", [task.id], database="default")
+            assert [is_committed for is_committed, _ in seen] == [False]
+    finally:
+        for signal in (task_enqueued, task_committed):
+            signal.disconnect(receive)
+    assert seen == [(False, str(tally.copies[task.id])), (True, str(tally.copies[task.id]))]

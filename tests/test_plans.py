@@ -12,9 +12,10 @@ from uuid import uuid4
 
 import pytest
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from psycopg import sql
 
-from django_dhara import lifecycle
+from django_dhara import lifecycle, stats
 from django_dhara.lifecycle import Ending, Wanted
 from django_dhara.lifecycle.claim import WHOLE
 from django_dhara.models import Queue, Task
@@ -138,6 +139,13 @@ def in_bulk(verb, state, execute):
     verb(execute, ids(state, 500))
 
 
+to_another_queue = partial(lifecycle.change_queue_all, queue="mail", without=["x"])
+
+
+def copy(execute):
+    lifecycle.copy_all(execute, {id_: uuid4() for id_ in ids(State.DEAD, 500)})
+
+
 def ids(state, number):
     return list(Task.objects.filter(state=state).values_list("id", flat=True)[:number])
 
@@ -161,6 +169,10 @@ STATEMENTS = {
     "cancel running": (500, partial(in_bulk, lifecycle.cancel_all, State.RUNNING)),
     "revive": (500, partial(in_bulk, lifecycle.revive_all, State.DEAD)),
     "run now": (500, partial(in_bulk, lifecycle.run_now_all, State.PENDING)),
+    "copy": (500, copy),
+    "change queue": (500, partial(in_bulk, to_another_queue, State.PENDING)),
+    "put off": (500, partial(in_bulk, partial(lifecycle.put_off_all, seconds=9.0), State.PENDING)),
+    "delete": (500, partial(in_bulk, lifecycle.delete_all, State.DEAD)),
 }
 
 
@@ -268,6 +280,26 @@ def test_no_statement_costs_more_because_the_table_is_large(without_statistics, 
     fill(RUNNING, State.RUNNING)
     found += complaints("after ANALYZE")
     assert not found, "\n".join(["", *found])
+
+
+@pytest.mark.timeout(600)
+def test_the_overview_reads_no_table_of_tasks_as_a_whole(without_statistics):
+    fill(150_000, State.COMPLETED)
+    fill(3000, State.DEAD)
+    fill(20_000, queue="'queue ' || n % 50", priority="n % 3")
+    fill(300, State.RUNNING)
+    for when in ("before ANALYZE", "after ANALYZE"):
+        with CaptureQueriesContext(connection) as sent:
+            found = stats.overview("default", None, stats.RANGES["24h"])
+        assert (found.slow, len(found.waiting)) == ([], 50)
+        statements = [each["sql"] for each in sent if "dhara_task" in each["sql"]]
+        assert len(statements) >= 8
+        for statement in statements:
+            [[plan]] = run(f"EXPLAIN (FORMAT JSON) {statement}")
+            [top] = plan if isinstance(plan, list) else json.loads(plan)
+            scanned = [n for n in _nodes(top["Plan"]) if n["Node Type"] == "Seq Scan"]
+            assert all(n["Relation Name"] != "dhara_task" for n in scanned), f"{when}: {statement}"
+        run("VACUUM ANALYZE dhara_task")
 
 
 def test_while_a_snapshot_is_held_a_look_from_its_place_walks_over_no_claimed_task(without_statistics, other_session):

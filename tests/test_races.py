@@ -5,6 +5,7 @@ test_collisions.py lets every pair of verbs meet on one task, test_interleavings
 
 import random
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 from uuid import UUID
 
@@ -208,7 +209,8 @@ def test_a_renewal_does_not_wait_for_a_settle_that_is_not_committed(sessions):
     held = at_once(worker, watcher, _renew, leases)
     assert (held.renewed, held.refused) == ({(other.id, 1)}, set())
     settler.end()
-    assert _renew(worker.execute, leases).refused == {(task.id, 1)}
+    held = _renew(worker.execute, leases)
+    assert (held.renewed, held.refused) == ({(other.id, 1)}, set())
 
 
 def _renew(execute, leases):
@@ -261,6 +263,85 @@ def test_a_double_click_on_many_tasks_revives_each_once(sessions):
         assert len(tally.changed.get("revived", ())) + tally.busy + tally.refused == 200
 
 
+def copies_of(task):
+    return list(Task.objects.filter(parent_id=task.id))
+
+
+@pytest.mark.fast
+def test_a_copy_is_the_call_anew_and_the_task_stays_as_it_was(sessions):
+    [one] = sessions(1)
+    options = {"queue": "mail", "priority": 3, "max_attempts": 2, "timeout": 9.0, "metadata": {"tenant": 1}}
+    task = a_task(State.DEAD, idempotency_key="k", lease=4, failures=2, checkpoint="here", **options)
+    before, new = row(task), UUID(int=77)
+    tally = lifecycle.copy_all(one.execute, {task.id: new})
+    assert (tally.changed, tally.copies) == ({"copied": [task.id]}, {task.id: new})
+    assert tally.wake == {("default", "mail")}
+    assert row(task) == before
+    [copy] = copies_of(task)
+    assert {name: getattr(copy, name) for name in options} == options
+    assert (copy.id, copy.state, copy.payload, copy.function) == (new, State.PENDING, task.payload, task.function)
+    assert (copy.lease, copy.failures, copy.checkpoint) == (0, 0, None)
+    assert copy.idempotency_key == f"copy of {task.id} after run 4"
+
+
+def test_a_double_click_copies_once_in_fifty_rounds(sessions):
+    one, two = sessions(2)
+    for n in range(50):
+        task = a_task(State.DEAD, lease=3)
+        futures = [
+            session.start(partial(lifecycle.copy_all, wait=True), {task.id: UUID(int=2 * n + place)})
+            for place, session in enumerate((one, two))
+        ]
+        tallies = [future.result(20) for future in futures]
+        assert sorted((len(tally.copies), tally.refused) for tally in tallies) == [(0, 1), (1, 0)]
+        assert len(copies_of(task)) == 1
+
+
+def test_a_task_is_copied_again_after_another_run_or_when_its_copy_is_gone(sessions):
+    [one] = sessions(1)
+    task = a_task(State.DEAD, lease=3)
+
+    def copy(number):
+        tally = lifecycle.copy_all(one.execute, {task.id: UUID(int=number)})
+        return len(tally.copies), tally.refused, tally.busy
+
+    assert [copy(1), copy(2)] == [(1, 0, 0), (0, 1, 0)]
+    Task.objects.filter(pk=task.pk).update(lease=4)
+    assert copy(3) == (1, 0, 0)
+    Task.objects.filter(pk=UUID(int=3)).delete()
+    assert copy(4) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("state", [State.PENDING, State.RUNNING, State.COMPLETED])
+def test_what_is_neither_dead_nor_canceled_is_not_copied(sessions, state):
+    [one] = sessions(1)
+    task = a_task(state)
+    tally = lifecycle.copy_all(one.execute, {task.id: UUID(int=1), UUID(int=5): UUID(int=2)})
+    assert (tally.changed, tally.refused, tally.missing) == ({}, 1, 1)
+    assert not copies_of(task)
+
+
+def test_a_task_that_is_being_revived_is_copied_by_nobody(sessions):
+    operator, other, watcher = sessions(3)
+    task = a_task(State.DEAD)
+    operator.begin()
+    assert VERBS["revive"](operator.execute, task) is True
+    tally = at_once(other, watcher, lifecycle.copy_all, {task.id: UUID(int=1)})
+    assert (tally.busy, copies_of(task)) == (1, [])
+    future = other.start(partial(lifecycle.copy_all, wait=True), {task.id: UUID(int=1)})
+    assert not wait(future, other, watcher)
+    operator.end()
+    assert (future.result().refused, copies_of(task)) == (1, [])
+
+
+def test_a_task_whose_backend_has_no_such_queue_stays_where_it_is(sessions):
+    [one] = sessions(1)
+    here, there = a_task(), a_task(backend="other")
+    tally = lifecycle.change_queue_all(one.execute, [here.id, there.id], queue="mail", without=["other"])
+    assert (tally.changed, tally.refused, tally.wake) == ({"moved": [here.id]}, 1, {("default", "mail")})
+    assert (fresh(here).queue, fresh(there).queue) == ("mail", "default")
+
+
 def test_a_task_that_is_being_revived_is_not_pruned(sessions):
     operator, pruner, watcher = sessions(3)
     task = a_task(State.DEAD, finished_at=ago(900))
@@ -301,6 +382,16 @@ def changes(commits, sessions):
     )
     yield lambda: session.execute("SELECT task, old, new, lease FROM test_log ORDER BY id", {})
     session.connection.execute("DROP TRIGGER test_log ON dhara_task; DROP FUNCTION test_log; DROP TABLE test_log")
+
+
+MANY = (
+    lifecycle.cancel_all,
+    lifecycle.revive_all,
+    lifecycle.run_now_all,
+    partial(lifecycle.change_queue_all, queue="q1"),
+    partial(lifecycle.change_priority_all, priority=2),
+    partial(lifecycle.put_off_all, seconds=0.01),
+)
 
 
 class Player:
@@ -345,7 +436,7 @@ class Player:
 
     def operate(self):
         some = self.dice.sample(self.ids, 5)
-        self.dice.choice((lifecycle.cancel_all, lifecycle.revive_all, lifecycle.run_now_all))(self.execute, some)
+        self.dice.choice(MANY)(self.execute, some)
         self.dice.choice((lifecycle.cancel, lifecycle.revive, lifecycle.run_now))(self.execute, some[0])
 
 

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection, transaction
 from django.db.models import F
 
-from django_dhara import services, stats
+from django_dhara import services, sql, stats
 from django_dhara.models import Command, Minute, Quarter, Queue, Worker
 from django_dhara.stats import COUNTED, Event, Recorder, bucket, percentile, present, rollup, upper_bound
 from django_dhara.words import plain
@@ -340,6 +340,40 @@ def test_reading_is_stopped_after_a_time(transactional_db, other_session, monkey
     assert stats.history("default", None, stats.RANGES["1h"]).total.runs == 0
 
 
+def test_a_time_limit_is_the_shortest_and_ends_with_its_block(transactional_db):
+    def now():
+        return sql.on("default")("SELECT current_setting('statement_timeout'), current_setting('jit')", {})[0]
+
+    with transaction.atomic():
+        outside = now()
+        with sql.time_limit("default", 2.0, jit="off"):
+            assert now() == ("2s", "off")
+            with sql.time_limit("default", 0.5):
+                assert now() == ("500ms", "off")
+            with sql.time_limit("default", 30.0):
+                assert now() == ("2s", "off")
+        assert now() == outside
+    with pytest.raises(sql.TooSlow), sql.time_limit("default", 0.05):
+        sql.on("default")("SELECT pg_sleep(5)", {})
+
+
+BOUND = {"server_side_binding": True}
+
+
+@pytest.mark.parametrize("options", [BOUND, {**BOUND, "prepare_threshold": 0}], ids=["bound", "prepared"])
+def test_everything_is_read_where_the_server_binds_values(database, options):
+    an_afternoon()
+    a_crew()
+    database("bound", **options)
+    for range_ in stats.RANGES.values():
+        assert stats.overview("bound", "default", range_).slow == []
+    hour = stats.RANGES["1h"]
+    assert stats.series("bound", None, hour, "queue", queue="email", function=None).keys() == {"email"}
+    assert stats.totals("bound", "default", hour, "worker")
+    with transaction.atomic("bound"), sql.time_limit("bound", 2.0):
+        rolled_up(sql.on("bound"))
+
+
 def test_what_waits_is_told_by_queue(db):
     for made in (
         {"queue": "mail", "run_at": ago(50)},
@@ -395,6 +429,7 @@ def a_worker(**columns):
         ({"queues": ["other"]}, ["unserved"]),
         ({"exclude_queues": ["mail"]}, ["unserved"]),
         ({"backend": "other"}, ["no_workers"]),
+        ({"draining_at": ago(9)}, ["no_workers"]),
         ({"queues": ["mail"]}, []),
     ],
 )
@@ -403,6 +438,12 @@ def test_who_serves_a_queue_decides_what_is_said(db, worker, kinds):
     if worker is not None:
         a_worker(**worker)
     assert [item.kind for item in stats.overview("default", None, stats.RANGES["1h"]).attention] == kinds
+
+
+def test_a_paused_queue_needs_no_worker_but_a_person(db):
+    a_task(queue="mail", run_at=ago(30))
+    Queue.objects.create(backend="default", name="mail", paused_at=ago(90))
+    assert [item.kind for item in stats.overview("default", None, stats.RANGES["1h"]).attention] == ["paused"]
 
 
 def test_few_of_a_kind_are_named_and_the_rest_counted(db):

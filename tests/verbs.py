@@ -6,6 +6,7 @@ the model has them: `PURE["cancel"](task, now, row)`, where `task` is how things
 
 import re
 from functools import partial
+from itertools import product
 
 from django_dhara import enqueue as enqueue_module
 from django_dhara import lifecycle
@@ -67,6 +68,16 @@ def look_then_insert(monkeypatch):
         monkeypatch.setattr(enqueue_module, name, bold)
 
 
+#: Where an operator puts a task: another queue, a priority, seconds from now.
+PLACES = {"change queue": {"queue": "mail"}, "change priority": {"priority": 7}, "put off": {"seconds": 300.0}}
+
+
+def _one(verb, execute, task, **arguments):
+    """Of a verb that takes many tasks what it says of one, as `revive` does."""
+    tally = getattr(lifecycle, verb)(execute, [task.id], wait=True, **arguments)
+    return None if tally.missing else bool(tally.changed)
+
+
 VERBS = {
     "claim": claim,
     **{verb: partial(settle, verb) for verb in OUTCOMES},
@@ -76,6 +87,8 @@ VERBS = {
     "renew": renew,
     "report": report,
     "run now": lambda execute, task: lifecycle.run_now(execute, task.id),
+    **{name: partial(_one, f"{name.replace(' ', '_')}_all", **place) for name, place in PLACES.items()},
+    "delete": partial(_one, "delete_all"),
     "prune": prune,
 }
 
@@ -93,6 +106,10 @@ PURE = {
     "renew": lambda task, now, row: model.renew(task, now, row.lease, seconds=60.0),
     "report": lambda task, now, row: model.report(task, row.lease),
     "run now": lambda task, now, row: model.run_now(task, now),
+    "change queue": lambda task, now, row: model.change_queue(task, now, **PLACES["change queue"]),
+    "change priority": lambda task, now, row: model.change_priority(task, now, **PLACES["change priority"]),
+    "put off": lambda task, now, row: model.put_off(task, now, **PLACES["put off"]),
+    "delete": lambda task, now, row: model.delete(task, now),
     "prune": lambda task, now, row: model.prune(task, now, _pruned(row)),
     "enqueue": lambda task, now, row: model.enqueue(task, now, key=row.idempotency_key),
 }
@@ -127,8 +144,8 @@ NO_ARROW = {
     (State.RUNNING, "cancel"),
     (State.RUNNING, "renew"),
     (State.RUNNING, "report"),
-    (State.PENDING, "run now"),
-    *((state, "prune") for state in (State.COMPLETED, State.DEAD, State.CANCELED)),
+    *((State.PENDING, verb) for verb in ("run now", *PLACES)),
+    *product((State.COMPLETED, State.DEAD, State.CANCELED), ("delete", "prune")),
 }
 
 DOES_SOMETHING = NO_ARROW | {(arrow.source, arrow.verb) for arrow in ARROWS}

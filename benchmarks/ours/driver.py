@@ -2,6 +2,8 @@
 
 claims COUNT            claim COUNT times 100 tasks, settle them; the seconds of each claim go into bench_call (W7)
 feed COUNT BACKLOG      enqueue COUNT calls of noop in bulk, never more than BACKLOG ahead of the worker (W8)
+serve PORT              the site with the HTTP API, under gunicorn (W9)
+post COUNT RATE PORT    post COUNT calls of sleep to that site, RATE each second (W9)
 pace SECONDS RATE       enqueue RATE calls of noop each second, one by one, for SECONDS seconds (W8)
 """
 
@@ -22,7 +24,7 @@ django.setup()
 import psycopg
 from django.core.management import call_command, execute_from_command_line
 
-from benchmarks.ours import bare, tasks
+from benchmarks.ours import bare, posts, tasks
 from benchmarks.ours.done import Done
 from benchmarks.peers.shared import harness
 from django_dhara import enqueue_many
@@ -106,7 +108,7 @@ def pace(seconds: str, rate: str) -> None:
 
 
 if __name__ == "__main__":
-    own = {"claims": claims, "feed": feed, "pace": pace}
+    own = {"claims": claims, "feed": feed, "pace": pace, "serve": posts.serve, "post": posts.post}
     if sys.argv[1] in own:
         own[sys.argv[1]](*sys.argv[2:])
     else:

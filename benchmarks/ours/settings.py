@@ -25,6 +25,9 @@ DATABASES = {
         "OPTIONS": {"server_side_binding": True, "prepare_threshold": 5},
     }
 }
+# The site of W9.
+ROOT_URLCONF = "benchmarks.ours.urls"
+ALLOWED_HOSTS = ["127.0.0.1"]
 TASKS = {"default": {"BACKEND": "django_dhara.backend.DharaBackend", "QUEUES": []}}
 LOGGING = {
     "version": 1,

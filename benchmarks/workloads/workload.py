@@ -71,6 +71,8 @@ class Workload(ABC):
     predicted: ClassVar[Mapping[str, float]]
     metrics: ClassVar[tuple[Metric, ...]]
     targets: ClassVar[tuple[Target, ...]]
+    #: Figures that others have published, by row: shown beside ours, and compared with nothing.
+    published: ClassVar[Mapping[str, Mapping[str, float]]] = {}
     #: The figure by which rows are compared with ours.
     primary: ClassVar[str]
 

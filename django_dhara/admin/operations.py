@@ -1,18 +1,19 @@
-"""What an operator does to tasks: cancel, retry, run now. Each changed task gets an entry in Django's admin log."""
+"""What an operator can do to tasks. Each changed task gets an entry in Django's admin log."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.db import transaction
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext, ngettext_lazy
 
-from django_dhara import operations
+from django_dhara import bulk, operations
 from django_dhara.admin.text import visible
 from django_dhara.lifecycle import Tally
 from django_dhara.models import Task
@@ -43,6 +44,8 @@ class Verb(NamedTuple):
     refused: Any
     #: What it does, for the page that asks for a confirmation.
     explanation: Promise | str
+    #: The argument that it takes, if it takes one.
+    argument: str = ""
 
 
 CANCEL = Verb(
@@ -86,7 +89,82 @@ RUN_NOW = Verb(
     ),
     explanation=_("Tasks that wait for a later time, or for their next attempt, are due at once."),
 )
-VERBS = {verb.name: verb for verb in (CANCEL, RETRY, RUN_NOW)}
+COPY = Verb(
+    name="copy",
+    label=_("Retry as new tasks"),
+    permission="revive_task",
+    change="copy",
+    answers={
+        "copied": (ngettext_lazy("%(count)s enqueued anew", "%(count)s enqueued anew", "count"), "Enqueued anew."),
+    },
+    refused=ngettext_lazy(
+        "%(count)s was neither dead nor canceled, or has such a task already",
+        "%(count)s were neither dead nor canceled, or have such tasks already",
+        "count",
+    ),
+    explanation=_(
+        "The same calls are enqueued once more, as new tasks that begin with nothing; these stay as they are, and keep "
+        "their idempotency keys. Each is enqueued anew once, however often it is asked for."
+    ),
+)
+CHANGE_PRIORITY = Verb(
+    name="change_priority",
+    label=_("Change priority"),
+    permission="move_task",
+    change="change_priority",
+    answers={
+        "moved": (ngettext_lazy("%(count)s has it now", "%(count)s have it now", "count"), "Priority changed to %s."),
+    },
+    refused=ngettext_lazy(
+        "%(count)s was not pending, or had it already", "%(count)s were not pending, or had it already", "count"
+    ),
+    explanation=_("Pending tasks get another priority: larger ones run sooner."),
+    argument="priority",
+)
+CHANGE_QUEUE = Verb(
+    name="change_queue",
+    label=_("Change queue"),
+    permission="move_task",
+    change="change_queue",
+    answers={
+        "moved": (ngettext_lazy("%(count)s moved", "%(count)s moved", "count"), "Moved to queue %s."),
+    },
+    refused=ngettext_lazy(
+        "%(count)s was not pending, was there already, or has no such queue",
+        "%(count)s were not pending, were there already, or have no such queue",
+        "count",
+    ),
+    explanation=_("Pending tasks wait in another queue. A task moves only to a queue that its backend in TASKS has."),
+    argument="queue",
+)
+SNOOZE = Verb(
+    name="snooze",
+    label=_("Snooze"),
+    permission="snooze_task",
+    change="snooze",
+    answers={
+        "snoozed": (ngettext_lazy("%(count)s put off", "%(count)s put off", "count"), "Put off for %s s."),
+    },
+    refused=ngettext_lazy(
+        "%(count)s was not pending, or waits for longer", "%(count)s were not pending, or wait for longer", "count"
+    ),
+    explanation=_("Pending tasks do not run before so much time has passed. What waits for longer already stays."),
+    argument="seconds",
+)
+DELETE = Verb(
+    name="delete_finished",
+    label=_("Delete finished"),
+    permission="delete_task",
+    change="delete",
+    answers={
+        "deleted": (ngettext_lazy("%(count)s deleted", "%(count)s deleted", "count"), "Deleted."),
+    },
+    refused=ngettext_lazy("%(count)s had not finished", "%(count)s had not finished", "count"),
+    explanation=_(
+        "Completed, dead and canceled tasks and their attempts are deleted for good. Their idempotency keys are free."
+    ),
+)
+VERBS = {verb.name: verb for verb in (RETRY, COPY, CANCEL, RUN_NOW, SNOOZE, CHANGE_PRIORITY, CHANGE_QUEUE, DELETE)}
 
 
 class Outcome(NamedTuple):
@@ -94,59 +172,126 @@ class Outcome(NamedTuple):
 
     summary: str
     complete: bool
+    #: Of a copy: the new task of each that was copied.
+    copies: Mapping[UUID, UUID]
 
 
-def perform(verb: Verb, user_id: int, alias: str, ids: Sequence[UUID], *, missing: int = 0) -> Outcome:
+class Wish(NamedTuple):
+    """Who wants what, and why."""
+
+    verb: Verb
+    user_id: int
+    #: As `operations.change` takes them.
+    arguments: Mapping[str, Any] = MappingProxyType({})
+    reason: str = ""
+
+
+def perform(wish: Wish, alias: str, ids: Sequence[UUID], *, missing: int = 0) -> Outcome:
     """Change the tasks on the database `alias`, in chunks, each in one transaction with its log entries.
 
     Args:
         missing: how many tasks were asked for besides, that do not exist any more.
+
+    Raises:
+        ValueError: an argument is of no use.
     """
     total = Tally({}, missing=missing)
     for start in range(0, len(ids), CHUNK):
+        part = ids[start : start + CHUNK]
         with transaction.atomic(using=alias):
-            part = operations.change(verb.change, ids[start : start + CHUNK], database=alias)
-            _add(total, part)
-            _log(verb, user_id, alias, part.changed)
-    return Outcome(summary(verb, total), not (total.refused or total.busy or total.missing))
+            gone = _doomed(wish, alias, part)
+            tally = operations.change(wish.verb.change, part, database=alias, **wish.arguments)
+            _add(total, tally)
+            log(wish, alias, tally, gone)
+    said = summary(wish.verb, {answer: len(each) for answer, each in total.changed.items()} | _rest(total))
+    return Outcome(said, not (total.refused or total.busy or total.missing), total.copies)
+
+
+def _rest(tally: Tally) -> dict[str, int]:
+    return {bulk.REFUSED: tally.refused, bulk.BUSY: tally.busy, bulk.MISSING: tally.missing}
+
+
+def _doomed(wish: Wish, alias: str, ids: Sequence[UUID]) -> dict[UUID, str]:
+    """The functions of tasks of which the log is to tell when they are gone."""
+    if wish.verb is not DELETE:
+        return {}
+    return dict(Task.objects.using(alias).filter(id__in=ids).values_list("id", "function"))
 
 
 def _add(total: Tally, part: Tally) -> None:
     for answer, ids in part.changed.items():
         total.changed.setdefault(answer, []).extend(ids)
+    total.copies |= part.copies
     total.refused += part.refused
     total.busy += part.busy
     total.missing += part.missing
 
 
-def _log(verb: Verb, user_id: int, alias: str, changed: Mapping[str, Sequence[UUID]]) -> None:
-    for answer, ids in changed.items():
-        tasks = list(Task.objects.using(alias).filter(id__in=ids).only("id", "function").order_by("id"))
+def log(wish: Wish, alias: str, tally: Tally, gone: Mapping[UUID, str] = MappingProxyType({})) -> None:
+    """One entry for each task that was changed.
+
+    Args:
+        gone: the functions of tasks that were deleted, as far as they are known.
+    """
+    for answer, ids in tally.changed.items():
+        if wish.verb is DELETE:
+            tasks = [Task(id=id_, function=gone.get(id_, "")) for id_ in ids]
+        else:
+            tasks = list(Task.objects.using(alias).filter(id__in=ids).only("id", "function").order_by("id"))
         for task in tasks:
             task.function = visible(task.function)
-        LogEntry.objects.log_actions(user_id, tasks, CHANGE, verb.answers[answer][1])
+        flag = DELETION if wish.verb is DELETE else CHANGE
+        LogEntry.objects.log_actions(wish.user_id, tasks, flag, said(wish, answer))
 
 
-def summary(verb: Verb, tally: Tally) -> str:
+def said(wish: Wish, answer: str) -> str:
+    """What the log keeps of a change."""
+    text = wish.verb.answers[answer][1]
+    if wish.verb.argument:
+        text %= visible(wish.arguments[wish.verb.argument])
+    return f"{text} {visible(wish.reason)}" if wish.reason else text
+
+
+def summary(verb: Verb, counts: Mapping[str, int]) -> str:
     """The whole truth in one sentence, such as "12 canceled, 3 had already finished, 2 no longer exist."."""
-    return ", ".join(_parts(verb, tally)) + "."
+    return ", ".join(_parts(verb, counts)) + "."
 
 
-def _parts(verb: Verb, tally: Tally) -> Iterator[str]:
+def _parts(verb: Verb, counts: Mapping[str, int]) -> Iterator[str]:
+    nothing = not any(counts.get(answer) for answer in verb.answers)
     for position, (answer, (words, _logged)) in enumerate(verb.answers.items()):
-        count = len(tally.changed.get(answer, ()))
-        if count or (position == 0 and not tally.changed):
-            yield words % {"count": count}
-    for words, count in ((verb.refused, tally.refused), (_BUSY, tally.busy), (_MISSING, tally.missing)):
-        if count:
-            yield words % {"count": count}
+        if counts.get(answer) or (position == 0 and nothing):
+            yield _told(words, counts.get(answer, 0))
+    for words, name in ((verb.refused, bulk.REFUSED), (_BUSY, bulk.BUSY), (_MISSING, bulk.MISSING)):
+        if counts.get(name):
+            yield _told(words, counts[name])
 
 
-def question(verb: Verb, count: int) -> str:
-    """What the page asks before it changes `count` tasks."""
+def _told(words: Any, count: int) -> str:
+    """The words that go with a count, with the count as people write it."""
+    return str(words % {"count": count}).replace(str(count), f"{count:,}", 1)
+
+
+def question(verb: Verb, count: int, shown: str = "") -> str:
+    """What the page asks before it changes `count` tasks.
+
+    Args:
+        shown: the count in words, such as "about 50,000".
+    """
     asked = {
         "cancel": ngettext("Cancel %(count)s task?", "Cancel %(count)s tasks?", count),
         "retry": ngettext("Retry %(count)s task?", "Retry %(count)s tasks?", count),
+        "copy": ngettext("Retry %(count)s task as a new one?", "Retry %(count)s tasks as new ones?", count),
         "run_now": ngettext("Run %(count)s task now?", "Run %(count)s tasks now?", count),
+        "snooze": ngettext("Put %(count)s task off?", "Put %(count)s tasks off?", count),
+        "change_priority": ngettext(
+            "Change the priority of %(count)s task?", "Change the priority of %(count)s tasks?", count
+        ),
+        "change_queue": ngettext(
+            "Move %(count)s task to another queue?", "Move %(count)s tasks to another queue?", count
+        ),
+        "delete_finished": ngettext(
+            "Delete %(count)s task, if it has finished?", "Delete %(count)s tasks, as far as they have finished?", count
+        ),
     }
-    return asked[verb.name] % {"count": f"{count:,}"}
+    return asked[verb.name] % {"count": shown or f"{count:,}"}

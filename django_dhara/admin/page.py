@@ -11,9 +11,10 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from django_dhara.admin import story
+from django_dhara.admin import arrows, live, story, traces
 from django_dhara.admin.scene import ATTEMPTS, CHILDREN, SHOWN, Scene
 from django_dhara.admin.text import badge, counted, first_line, moment, name, span, visible, visible_lines
+from django_dhara.states import State
 
 
 class Told(NamedTuple):
@@ -29,16 +30,28 @@ class Told(NamedTuple):
     seconds: str
     worker: SafeString | str
     traceback: str
+    pieces: list[traces.Piece]
     left_out: int
+
+
+def glance(scene: Scene) -> dict[str, Any]:
+    """What changes while a task runs."""
+    task: Any = scene.task
+    runs = task.state == State.RUNNING
+    return {
+        "badge": badge(task.state),
+        "standing": [*story.standing(scene)],
+        "gauge": live.gauge(task.progress_text) if runs else None,
+    }
 
 
 def context(scene: Scene) -> dict[str, Any]:
     """What the template shows of a task."""
     return {
         "scene": scene,
-        "badge": badge(scene.task.state),
-        "standing": [*story.standing(scene)],
+        **glance(scene),
         "timeline": story.timeline(scene),
+        "ways": arrows.ways(scene.task),
         "facts": [*_facts(scene)],
         "documents": scene.documents,
         "shown": f"{SHOWN:,}",
@@ -62,6 +75,7 @@ def _told(scene: Scene, attempt: Any) -> Told:
         seconds=span(max((attempt.ended_at - attempt.started_at).total_seconds(), 0)),
         worker=story.worker(scene, attempt.worker_id),
         traceback=trace,
+        pieces=traces.pieces(attempt.trace, scene.task.function),
         left_out=max(attempt.trace_size - len(attempt.trace), 0),
     )
 

@@ -14,6 +14,8 @@ from django.contrib.contenttypes.models import ContentType
 from django.db.models import F, Func, IntegerField, TextField
 from django.db.models.functions import Cast, Left, Length, Now, Right
 
+from django_dhara import redaction
+from django_dhara.admin import trees
 from django_dhara.admin.text import pretty
 from django_dhara.models import Attempt, Queue, Task, TaskQuerySet, Worker
 from django_dhara.states import State
@@ -21,8 +23,10 @@ from django_dhara.states import State
 #: Columns that can be large. A list never reads them, and a page reads their beginning as text.
 HEAVY = ("payload", "payload_hash", "result", "progress", "checkpoint", "metadata")
 DOCUMENTS = ("payload", "result", "progress", "checkpoint", "metadata")
-#: Characters of such a column on a page, and of a traceback (its end, where the error is).
-SHOWN, TRACEBACK = 20_000, 16_000
+#: Characters of such a column that a page shows as text, and up to which it is read in whole, for a tree.
+SHOWN, WHOLE = 20_000, 2_000_000
+#: Characters of a traceback on a page: its end, where the error is.
+TRACEBACK = 16_000
 ATTEMPTS, CHILDREN, ENTRIES = 20, 50, 30
 
 
@@ -30,10 +34,19 @@ class Document(NamedTuple):
     """A JSON column, ready to be shown."""
 
     name: str
+    #: Its beginning as text, and all of it as a tree; empty where it is too large or too deep for one.
     body: str
-    #: Characters in the column, and whether only the beginning is shown.
+    tree: str
+    #: Characters in the column, and whether `body` is only the beginning.
     size: int
     cut: bool
+    #: The project's hook was asked what may be shown; and it does not work, or is not asked about so much.
+    is_redacted: bool = False
+    is_hidden: bool = False
+
+    @property
+    def size_shown(self) -> str:
+        return f"{self.size:,}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,7 +74,7 @@ class Scene:
 def with_documents(queryset: TaskQuerySet) -> Any:
     """The tasks with the beginning of each large column as text, and its length."""
     texts = {name: Cast(name, TextField()) for name in DOCUMENTS}
-    beginnings = {f"{name}_text": Left(text, SHOWN) for name, text in texts.items()}
+    beginnings = {f"{name}_text": Left(text, WHOLE) for name, text in texts.items()}
     return queryset.defer(*HEAVY).annotate(
         **beginnings, **{f"{name}_size": Length(text) for name, text in texts.items()}, now=Now()
     )
@@ -84,17 +97,72 @@ def read(alias: str, task: Any) -> Scene:
         else None,
         paused_at=_paused_at(alias, task) if waits else None,
         served=_is_served(alias, task) if waits else True,
-        documents=[*_documents(task)],
+        documents=[*documents(task)],
         backend_known=task.backend in getattr(settings, "TASKS", {}),
     )
 
 
-def _documents(task: Any) -> Iterable[Document]:
+def glance(alias: str, task: Any) -> Scene:
+    """What is said of a running task again and again, by two queries."""
+    return Scene(
+        task=task,
+        now=task.now,
+        attempts=(),
+        more_attempts=0,
+        workers=_workers(alias, task, ()),
+        entries=(),
+        children=(),
+        parent=None,
+        paused_at=None,
+        served=True,
+        documents=(),
+        backend_known=True,
+    )
+
+
+def documents(task: Any) -> Iterable[Document]:
+    """The JSON columns of a row of `with_documents()` that are not empty, as people may see them."""
     for name in DOCUMENTS:
         text, size = getattr(task, f"{name}_text"), getattr(task, f"{name}_size")
-        if text is not None:
-            body = pretty(text, SHOWN)
-            yield Document(name, body, size, cut=size > SHOWN or body.endswith("…"))
+        if text is None:
+            continue
+        if name == "payload" and redaction.is_redacting():
+            yield _redacted(task.function, text, size)
+        else:
+            yield _document(name, text, size)
+
+
+def _document(name: str, text: str, size: int, *, is_redacted: bool = False) -> Document:
+    body = pretty(text[:SHOWN], SHOWN)
+    return Document(name, body, _tree(text, size), size, size > SHOWN or body.endswith("…"), is_redacted)
+
+
+def _tree(text: str, size: int) -> str:
+    if size > WHOLE:
+        return ""
+    try:
+        return trees.tree(trees.parse(text))
+    except ValueError:
+        return ""
+
+
+def _redacted(function: str, text: str, size: int) -> Document:
+    """The hook is asked about whole arguments only."""
+    told = redaction.shown(function, text) if size <= WHOLE else redaction.Shown("", is_hidden=True)
+    if told.is_hidden:
+        return Document("payload", "", "", size, cut=False, is_redacted=True, is_hidden=True)
+    return _document("payload", told.text, len(told.text), is_redacted=True)
+
+
+def document(alias: str, task: Any, name: str) -> str | None:
+    """The whole of one JSON column as text, as people may see it; None: it is empty, or may not be shown."""
+    found = Task.objects.using(alias).filter(pk=task.pk).values_list(Cast(name, TextField()), "function").first()
+    if found is None or found[0] is None:
+        return None
+    if name != "payload":
+        return str(found[0])
+    told = redaction.shown(found[1], found[0])
+    return None if told.is_hidden else told.text
 
 
 def _attempts(alias: str, id_: UUID) -> Any:

@@ -7,11 +7,13 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from django.contrib.admin.utils import quote
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
+from django_dhara.admin.backlog import key
 from django_dhara.admin.scene import Scene
 from django_dhara.admin.text import age, first_line, moment, name, span, visible
 from django_dhara.models import Attempt
@@ -63,11 +65,20 @@ def _pending(scene: Scene) -> SafeString:
 
 def _obstacles(scene: Scene) -> Iterator[SafeString | str]:
     if scene.paused_at:
-        yield format_html(_("Its queue was paused {}."), moment(scene.paused_at, scene.now))
+        yield _paused(scene, scene.paused_at)
     elif not scene.served:
         yield _("No worker that is alive now takes this queue.")
     if scene.task.lost:
         yield _("It was running when a worker died: a worker holds at most one such task at a time.")
+
+
+def _paused(scene: Scene, since: datetime) -> SafeString:
+    address = reverse("admin:dhara_queue_change", args=[quote(key(scene.task.backend, scene.task.queue))])
+    link = format_html('<a href="{}">{}</a>', address, _("its page"))
+    told = format_html(
+        _("Its queue was paused {}: it waits until somebody resumes it, on {}."), moment(since, scene.now), link
+    )
+    return format_html('<strong class="dhara-alert dhara-pending">{}</strong>', told)
 
 
 def _running(scene: Scene) -> Iterator[SafeString]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
-from django.utils.safestring import SafeString
+from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
 from django_dhara import words
@@ -84,11 +84,12 @@ def tag(kind: str, sign: str, label: str) -> SafeString:
 
 def name(text: object) -> SafeString:
     """A name that somebody else chose; `bdi` keeps a right-to-left one from turning its neighbours around."""
-    # A long path may be broken after its dots and underscores.
-    parts = format_html_join("", "{}<wbr>", ((part,) for part in _PART.findall(visible(text))))
+    # A long path may be broken after its dots and underscores, but not before the comma that follows it.
+    parts = format_html_join(_BREAK, "{}", ((part,) for part in _PART.findall(visible(text))))
     return format_html('<bdi class="dhara-name">{}</bdi>', parts)
 
 
+_BREAK = mark_safe("<wbr>")
 _PART = re.compile(r"[^._]*[._]|[^._]+")
 
 

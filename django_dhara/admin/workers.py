@@ -1,53 +1,71 @@
-"""The list of workers, what each runs now, and the page of one."""
+"""The list of workers, what each runs now, the page of one; drain, and a look at its threads."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
 from uuid import UUID
 
-from django.contrib import admin
-from django.db.models import F, QuerySet, Window
-from django.db.models.functions import Now, RowNumber
-from django.http import HttpRequest
-from django.urls import reverse
+from django.contrib import admin, messages
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.core.exceptions import PermissionDenied
+from django.db.models import F, QuerySet
+from django.forms.widgets import Script
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
-from django_dhara.admin import databases
-from django_dhara.admin.lists import BoundedChangeList, DatabaseFilter
+from django_dhara import fleet
+from django_dhara.admin import audit, crew, databases, pulse
+from django_dhara.admin.charts import HATCH
+from django_dhara.admin.crew import NAMED, NAMED_ON_PAGE
+from django_dhara.admin.lists import MOST, BoundedChangeList, DatabaseFilter, Filter
+from django_dhara.admin.profile import badge, facts, memory, queues, settled, slots, standing
 from django_dhara.admin.readonly import ReadOnlyAdmin
-from django_dhara.admin.text import age, moment, name, tag, visible
-from django_dhara.models import Task, Worker
+from django_dhara.admin.text import age, moment, name, visible
+from django_dhara.fleet import PRESENT, Status
+from django_dhara.models import Command, Worker
+from django_dhara.stats import Tally
 
-#: Running tasks named for each worker.
-NAMED = 5
+
+class StatusFilter(Filter):
+    """Who is gone stands behind it: a restart leaves a row for each process that was there."""
+
+    title = gettext_lazy("status")
+    parameter_name = "status"
+    _CHOICES: ClassVar = {"lost": [Status.LOST], "stopped": [Status.STOPPED], "all": Status.values}
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
+        return [("lost", _("Lost")), ("stopped", _("Stopped")), ("all", _("All"))]
+
+    def choices(self, changelist: Any) -> Any:
+        present, *others = super().choices(changelist)
+        yield {**present, "display": _("Present")}
+        yield from others
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        statuses: Any = PRESENT if self.value() is None else self._CHOICES.get(str(self.value()))
+        if statuses is None:
+            raise IncorrectLookupParameters("status")
+        return queryset.filter(status__in=statuses)
 
 
 class WorkerChangeList(BoundedChangeList):
-    """The list of workers; what all of them run is read at once."""
+    """The list of workers; what all of them run, and have settled, is read at once."""
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
         self.result_list = list(self.result_list)
-        running = running_tasks(databases.chosen(request), [worker.pk for worker in self.result_list])
+        alias = databases.chosen(request)
+        running, settled = crew.running_tasks(alias, [worker.pk for worker in self.result_list]), crew.lately(alias)
         for worker in self.result_list:
             worker.running = running.get(worker.pk, [])
-
-
-def running_tasks(alias: str, workers: Iterable[UUID]) -> dict[UUID, list[Task]]:
-    """What these workers run now, oldest run first, at most `NAMED` + 1 tasks of each."""
-    tasks = Task.objects.using(alias).running().filter(worker_id__in=list(workers))
-    place = Window(RowNumber(), partition_by=F("worker_id"), order_by=F("attempted_at").asc())
-    found: dict[Any, list[Task]] = defaultdict(list)
-    for task in (
-        tasks.only("id", "function", "worker_id", "attempted_at").alias(place=place).filter(place__lte=NAMED + 1)
-    ):
-        found[task.worker_id].append(task)
-    return found
+            worker.settled = settled.get(str(worker.pk)) or Tally()
 
 
 @admin.register(Worker)
@@ -56,122 +74,254 @@ class WorkerAdmin(ReadOnlyAdmin):
         "status_",
         "host_",
         "queues_",
-        "concurrency_",
+        "slots_",
         "runs_",
-        "started_",
-        "heartbeat_",
-        "version_",
+        "settled_",
+        "memory_",
     )
     list_display_links = None
-    list_filter = (DatabaseFilter,)
+    list_filter = (DatabaseFilter, StatusFilter)
+    search_fields = ("host", "name", "version")
+    search_help_text = gettext_lazy("A part of the host, the name or the version.")
     ordering = (F("stopped_at").desc(nulls_first=True), "-heartbeat_at", "pk")
-    fields = (
-        "status_",
-        "host_",
-        "name_",
-        "backend_",
-        "queues_",
-        "concurrency_",
-        "runs_",
-        "started_",
-        "heartbeat_",
-        "lease_",
-        "version_",
-        "id_",
-    )
-    actions = None
+    actions = ("drain",)
+    change_form_template = "admin/dhara/worker/page.html"
+
+    class Media:
+        css: ClassVar = {"all": ("dhara/overview.css", "dhara/fleet.css")}
+        js = (Script("dhara/overview.js", defer=True),)
+
+    # The list
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        workers: QuerySet[Any] = super().get_queryset(request).annotate(now=Now())
-        return workers
+        return fleet.with_status(super().get_queryset(request))
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
         return WorkerChangeList
 
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return self.fields
-
     def shown(self, row: Any) -> Any:
         row.name = visible(row.name)
-        row.running = running_tasks(row.database, [row.pk]).get(row.pk, [])
         return row
+
+    @admin.display(description=gettext_lazy("select"))
+    def action_checkbox(self, obj: Any) -> Any:
+        return super().action_checkbox(self.shown(obj))
 
     @admin.display(description=gettext_lazy("status"))
     def status_(self, worker: Any) -> SafeString:
+        """And its last word."""
         if worker.stopped_at:
-            return tag("canceled", "■", _("Stopped"))
-        if (worker.now - worker.heartbeat_at).total_seconds() > worker.lease_seconds:
-            return tag("dead", "!", _("Late"))
-        if worker.draining_at:
-            return tag("pending", "▾", _("Draining"))
-        return tag("completed", "✓", _("Alive"))
+            said = moment(worker.stopped_at, worker.now)
+        else:
+            said = format_html(_("heard {} ago"), age(worker.heartbeat_at, worker.now))
+        return format_html('{} <span class="dhara-quiet">{}</span>', badge(worker.status), said)
 
     @admin.display(description=gettext_lazy("host"))
     def host_(self, worker: Any) -> SafeString:
-        address = reverse("admin:dhara_worker_change", args=[worker.pk], current_app=self.admin_site.name)
         shown = f"{visible(worker.host)}:{worker.pid}"
-        return format_html('<a href="{}" title="{}"><bdi>{}</bdi></a>', address, visible(worker.name), shown)
-
-    @admin.display(description=gettext_lazy("name"))
-    def name_(self, worker: Any) -> SafeString:
-        return name(worker.name)
-
-    @admin.display(description=gettext_lazy("backend"))
-    def backend_(self, worker: Any) -> SafeString:
-        return name(worker.backend)
+        address = self._reverse("change", worker.pk)
+        link = format_html('<a href="{}" title="{}"><bdi>{}</bdi></a>', address, visible(worker.name), shown)
+        since = format_html(_("{}, up {}"), visible(worker.version), age(worker.started_at, worker.now))
+        return format_html('{} <span class="dhara-quiet">{}</span>', link, since)
 
     @admin.display(description=gettext_lazy("queues"))
     def queues_(self, worker: Any) -> SafeString | str:
-        chosen = _names(worker.queues) if worker.queues else _("all")
-        if not worker.exclude_queues:
-            return chosen
-        return format_html(_("{} without {}"), chosen, _names(worker.exclude_queues))
+        return queues(worker)
 
-    @admin.display(description=gettext_lazy("concurrency"))
-    def concurrency_(self, worker: Any) -> int:
-        return int(worker.concurrency)
+    @admin.display(description=gettext_lazy("busy"))
+    def slots_(self, worker: Any) -> SafeString | str:
+        return slots(worker)
 
     @admin.display(description=gettext_lazy("runs now"))
     def runs_(self, worker: Any) -> SafeString | str:
-        tasks = worker.running
-        if not tasks:
+        if not worker.running:
             return "–"
-        rows = [(_task_address(task), name(task.function), moment(task.attempted_at, worker.now)) for task in tasks]
-        links = format_html_join("", '<li><a href="{}">{}</a> <span class="dhara-quiet">{}</span></li>', rows[:NAMED])
-        more = format_html('<li><a href="{}">{}</a></li>', _all_of(worker), _("all")) if len(tasks) > NAMED else ""
-        return format_html('<ul class="dhara-plain">{}{}</ul>', links, more)
+        more = worker.running[0].number > NAMED
+        last = format_html('<li><a href="{}">{}</a></li>', self._all_of(worker), _("all")) if more else ""
+        return format_html('<ul class="dhara-plain">{}{}</ul>', self._items(worker, is_short=True), last)
 
-    @admin.display(description=gettext_lazy("started"))
-    def started_(self, worker: Any) -> SafeString | str:
-        return moment(worker.started_at, worker.now)
+    def _items(self, worker: Any, *, is_short: bool = False) -> SafeString:
+        rows = (
+            (
+                self._reverse("change", task.pk, model="task"),
+                visible(task.function),
+                name(task.function.rpartition(".")[2] if is_short else task.function),
+                moment(task.attempted_at, worker.now),
+            )
+            for task in worker.running
+        )
+        line = '<li><a href="{}" title="{}">{}</a> <span class="dhara-quiet">{}</span></li>'
+        return format_html_join("", line, rows)
 
-    @admin.display(description=gettext_lazy("heartbeat"))
-    def heartbeat_(self, worker: Any) -> SafeString:
-        if worker.stopped_at:
-            return format_html(_("stopped {}"), moment(worker.stopped_at, worker.now))
-        return age(worker.heartbeat_at, worker.now)
+    def _all_of(self, worker: Any) -> str:
+        return f"{self._reverse('changelist', model='task')}?state=RUNNING&worker={worker.pk}"
 
-    @admin.display(description=gettext_lazy("lease"))
-    def lease_(self, worker: Any) -> str:
-        return str(_("%g s") % worker.lease_seconds)
+    @admin.display(description=gettext_lazy("5 min"))
+    def settled_(self, worker: Any) -> SafeString | str:
+        return settled(worker.settled)
 
-    @admin.display(description=gettext_lazy("version"))
-    def version_(self, worker: Any) -> str:
-        return visible(worker.version)
+    @admin.display(description=gettext_lazy("memory"))
+    def memory_(self, worker: Any) -> str:
+        return memory(worker)
 
-    @admin.display(description=gettext_lazy("id"))
-    def id_(self, worker: Any) -> SafeString:
-        return format_html("<code>{}</code>", worker.pk)
+    # Drain
+
+    def has_drain_permission(self, request: HttpRequest) -> bool:
+        return self.may(request, Command.Verb.DRAIN)
+
+    def may(self, request: HttpRequest, verb: Command.Verb) -> bool:
+        """Is this user allowed to give such a command? It takes the right to see workers, and one of its own."""
+        own: bool = request.user.has_perm(f"{self.opts.app_label}.{PERMISSIONS[verb]}")
+        return own and self.has_view_permission(request)
+
+    @admin.action(description=gettext_lazy("Drain"), permissions=["drain"])
+    def drain(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+        """Asks for a confirmation first: it is the one thing here that takes workers away."""
+        workers = list(queryset[:MOST])
+        if "confirmed" not in request.POST:
+            return self._confirmation(request, workers)
+        self._order(request, databases.chosen(request), Command.Verb.DRAIN, [worker.pk for worker in workers])
+        return None
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """Django's, which answers a forbidden action with "No action selected"; here it is forbidden."""
+        if request.method == "POST" and not self.has_drain_permission(request):
+            raise PermissionDenied
+        return super().changelist_view(request, {"now": timezone.now(), **(extra_context or {})})
+
+    def _confirmation(self, request: HttpRequest, workers: list[Any]) -> HttpResponse:
+        count = len(workers)
+        context = {
+            "title": ngettext("Drain %s worker?", "Drain %s workers?", count) % f"{count:,}",
+            "workers": [(badge(one.status), f"{visible(one.host)}:{one.pid}", queues(one)) for one in workers],
+            "ids": [worker.pk for worker in workers],
+            "back": request.get_full_path(),
+        }
+        return self._response(request, "confirm", context)
+
+    def _order(self, request: HttpRequest, alias: str, verb: Command.Verb, ids: list[UUID]) -> None:
+        asked = fleet.order(alias, verb, ids)
+        for worker in asked:
+            audit.write(request.user, Worker, str(worker.pk), worker.name, DONE[verb], worker.now)  # type: ignore[attr-defined]
+        told = _summary(verb, len(asked), len(ids) - len(asked))
+        self.message_user(request, told, messages.SUCCESS if len(asked) == len(ids) else messages.WARNING)
+
+    # The page of one worker
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view(self.button_view)
+        return [
+            path("<uuid:worker_id>/drain/", view, {"verb": Command.Verb.DRAIN}, "dhara_worker_drain"),
+            path("<uuid:worker_id>/stacks/", view, {"verb": Command.Verb.STACKS}, "dhara_worker_stacks"),
+            *super().get_urls(),
+        ]
+
+    def button_view(self, request: HttpRequest, worker_id: UUID, verb: Command.Verb) -> HttpResponse:
+        """A button of the page: POST only, checked against CSRF by `admin_view`."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        if not self.may(request, verb):
+            raise PermissionDenied
+        worker = self.get_object(request, str(worker_id))
+        if worker is None:
+            raise Http404
+        self._order(request, worker.database, verb, [worker.pk])
+        return HttpResponseRedirect(self._reverse("change", worker.pk))
+
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        """It stands on the page of the worker."""
+        return HttpResponseRedirect(self._reverse("change", object_id))
+
+    def changeform_view(
+        self, request: HttpRequest, object_id: str | None = None, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        """The page of one worker. It has no form, and nothing that is posted to it is read."""
+        if object_id is None or request.method not in ("GET", "HEAD") or not self.has_view_permission(request):
+            raise PermissionDenied
+        worker = self.get_object(request, object_id)
+        if worker is None:
+            told = _("There is no worker %s (any more): its row goes a day after its last word.") % visible(object_id)
+            self.message_user(request, told, messages.WARNING)
+            return HttpResponseRedirect(self._reverse("changelist"))
+        return self._response(request, "page", {**self._page(request, worker), **(extra_context or {})})
+
+    def _page(self, request: HttpRequest, worker: Any) -> dict[str, Any]:
+        alias, is_present = worker.database, worker.status in PRESENT
+        worker.running = crew.running_tasks(alias, [worker.pk], NAMED_ON_PAGE).get(worker.pk, [])
+        worker.settled = crew.lately(alias).get(str(worker.pk)) or Tally()
+        asked, is_open = crew.commands(alias, worker.pk), set()
+        for command in asked:
+            if command.answered_at is None:
+                is_open.add(command.verb)
+        may_look = self.may(request, Command.Verb.STACKS)
+        answered = [one for one in asked if one.verb == Command.Verb.STACKS and one.answered_at] if may_look else []
+        useful = {
+            Command.Verb.DRAIN: worker.status in (Status.ALIVE, Status.LATE),
+            Command.Verb.STACKS: is_present,
+        }
+        return {
+            "title": f"{visible(worker.host)}:{worker.pid}",
+            "original": f"{visible(worker.host)}:{worker.pid}",
+            "change": True,
+            "has_view_permission": True,
+            "badge": badge(worker.status),
+            "is_in_trouble": worker.status in (Status.LATE, Status.LOST),
+            "standing": standing(worker),
+            "buttons": [
+                (LABELS[verb], self._reverse(verb.lower(), worker.pk), verb in is_open)
+                for verb, is_useful in useful.items()
+                if is_useful and self.may(request, verb)
+            ],
+            "facts": [*facts(worker)],
+            "runs": self._items(worker),
+            "all_runs": self._all_of(worker) if worker.running[NAMED_ON_PAGE - 1 :] else "",
+            # Of one worker only counts are kept.
+            "charts": pulse.charts(crew.hour(alias, worker.pk), worker.now)[:1],
+            "hatch": HATCH,
+            "now": worker.now,
+            "asked": [*_asked(asked, worker, is_present=is_present)],
+            "stacks": crew.stacks(alias, answered[0]) if answered else [],
+            "stacks_at": moment(answered[0].answered_at, worker.now) if answered else "",
+            "entries": [*pulse.entries(Worker, str(worker.pk), worker.now)],
+        }
+
+    def _response(self, request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
+        request.current_app = self.admin_site.name
+        whole = {
+            **self.admin_site.each_context(request),
+            "opts": self.opts,
+            "media": self.media,
+            "app_label": self.opts.app_label,
+            **context,
+        }
+        return TemplateResponse(request, f"admin/dhara/worker/{template}.html", whole)
+
+    def _reverse(self, view: str, *arguments: Any, model: str = "worker") -> str:
+        return reverse(f"admin:dhara_{model}_{view}", args=arguments, current_app=self.admin_site.name)
 
 
-def _names(names: Any) -> SafeString:
-    """Names from a JSON column that anybody may have written."""
-    return format_html_join(", ", "{}", ((name(one),) for one in (names if isinstance(names, list) else [names])))
+#: Of `models.Worker.Meta.permissions`.
+PERMISSIONS = {Command.Verb.DRAIN: "drain_worker", Command.Verb.STACKS: "view_stacks"}
+LABELS = {Command.Verb.DRAIN: gettext_lazy("Drain"), Command.Verb.STACKS: gettext_lazy("Show stacks")}
+#: What the log keeps.
+DONE = {Command.Verb.DRAIN: "Asked to drain.", Command.Verb.STACKS: "Asked what its threads do."}
 
 
-def _task_address(task: Task) -> str:
-    return reverse("admin:dhara_task_change", args=[task.pk])
+def _summary(verb: Command.Verb, asked: int, refused: int) -> str:
+    if verb == Command.Verb.STACKS:
+        return _("Asked: the answer stands below in a moment.") if asked else _("It was asked already, or is gone.")
+    told = ngettext("%s worker asked to drain", "%s workers asked to drain", asked) % f"{asked:,}"
+    if not refused:
+        return f"{told}."
+    other = ngettext("%s drains already or is gone", "%s drain already or are gone", refused) % f"{refused:,}"
+    return f"{told}, {other}."
 
 
-def _all_of(worker: Worker) -> str:
-    return f"{reverse('admin:dhara_task_changelist')}?state=RUNNING&worker={worker.pk}"
+def _asked(commands: Iterable[Command], worker: Any, *, is_present: bool) -> Iterator[tuple[Any, Any, Any]]:
+    """What it was asked, when, and what came of it."""
+    for command in commands:
+        if command.answered_at is not None:
+            came: SafeString | str = format_html(_("answered {}"), moment(command.answered_at, worker.now))
+        else:
+            came = _("no answer yet") if is_present else _("never answered: it was gone")
+        yield LABELS[Command.Verb(command.verb)], moment(command.created_at, worker.now), came

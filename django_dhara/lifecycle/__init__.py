@@ -2,8 +2,8 @@
 
     claim.py     pending -> running
     runs.py      what a run writes: settle, renew, report
-    reaper.py    what nobody's run writes: rescue, prune
-    operator.py  what a person asks for: cancel, revive, run now
+    reaper.py    what nobody's run writes: rescue, spare, prune
+    operator.py  what a person asks for: cancel, revive, copy, run now, put off, move, delete
 
 The rules that make them safe against each other:
 
@@ -18,8 +18,22 @@ Each takes `execute`, which runs the statement: on the worker's own session, or 
 """
 
 from django_dhara.lifecycle.claim import Claim, Haul, Order, View, Wanted, claim
-from django_dhara.lifecycle.operator import Answer, Tally, cancel, cancel_all, revive, revive_all, run_now, run_now_all
-from django_dhara.lifecycle.reaper import Rescued, count_expired, prune, rescue
+from django_dhara.lifecycle.operator import (
+    Answer,
+    Tally,
+    cancel,
+    cancel_all,
+    change_priority_all,
+    change_queue_all,
+    copy_all,
+    delete_all,
+    put_off_all,
+    revive,
+    revive_all,
+    run_now,
+    run_now_all,
+)
+from django_dhara.lifecycle.reaper import Rescued, count_expired, prune, rescue, spare
 from django_dhara.lifecycle.runs import (
     Ending,
     Renewal,
@@ -47,10 +61,15 @@ __all__ = [
     "Wanted",
     "cancel",
     "cancel_all",
+    "change_priority_all",
+    "change_queue_all",
     "claim",
+    "copy_all",
     "count_expired",
+    "delete_all",
     "owned",
     "prune",
+    "put_off_all",
     "renew",
     "report",
     "rescue",
@@ -60,4 +79,5 @@ __all__ = [
     "run_now_all",
     "settle",
     "settle_in_transaction",
+    "spare",
 ]

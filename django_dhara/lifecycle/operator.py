@@ -1,8 +1,12 @@
-"""What a person asks for: cancel, revive, run now. Each answers the truth, and changes nothing it cannot change."""
+"""What a person asks for: cancel, revive, copy, run now, put off, move, delete.
+
+Each answers the truth, and changes nothing it cannot change. Where two ask for the same at once, one of them changes
+the task, and the other is told that it was refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import UUID
@@ -28,6 +32,8 @@ class Tally:
     busy: int = 0
     #: There is no such task.
     missing: int = 0
+    #: Of a copy: the new task of each that was copied.
+    copies: dict[UUID, UUID] = field(default_factory=dict)
 
 
 #: A running task keeps its state: its run ends it. Its worker is told through the command channel.
@@ -79,6 +85,66 @@ FROM held WHERE task.id = held.id AND task.state = 'PENDING'
 RETURNING task.id, 'hastened', task.backend, task.queue
 """
 
+#: What moves a task that waits: its columns, and what it must not have already. Nothing that runs or has ended moves.
+_MOVE = """/* dhara:{verb} */
+WITH held AS MATERIALIZED (
+    SELECT id FROM dhara_task WHERE id = ANY (%(id)s::uuid[]) AND {applies}
+    ORDER BY id FOR NO KEY UPDATE {{skip_locked}}
+)
+UPDATE dhara_task AS task SET {change}
+FROM held WHERE task.id = held.id AND task.state = 'PENDING'
+RETURNING task.id, '{answer}', task.backend, CASE WHEN task.run_at <= statement_timestamp() THEN task.queue END
+"""
+
+_IS_IN_ANOTHER_QUEUE = "state = 'PENDING' AND queue <> %(queue)s AND backend <> ALL (%(without)s::text[])"
+_HAS_ANOTHER_PRIORITY = "state = 'PENDING' AND priority <> %(priority)s"
+_IS_DUE_SOONER = "state = 'PENDING' AND run_at < statement_timestamp() + make_interval(secs => %(seconds)s)"
+
+_CHANGE_QUEUE = _MOVE.format(
+    verb="change_queue", applies=_IS_IN_ANOTHER_QUEUE, change="queue = %(queue)s", answer="moved"
+)
+_CHANGE_PRIORITY = _MOVE.format(
+    verb="change_priority", applies=_HAS_ANOTHER_PRIORITY, change="priority = %(priority)s", answer="moved"
+)
+_PUT_OFF = _MOVE.format(
+    verb="put_off",
+    applies=_IS_DUE_SOONER,
+    change="run_at = statement_timestamp() + make_interval(secs => %(seconds)s)",
+    answer="snoozed",
+)
+
+#: Attempts go with their task, as in a pruning.
+_DELETE = """/* dhara:delete */
+WITH held AS MATERIALIZED (
+    SELECT id FROM dhara_task WHERE id = ANY (%(id)s::uuid[]) AND state IN ('COMPLETED', 'DEAD', 'CANCELED')
+    ORDER BY id FOR UPDATE {skip_locked}
+),
+gone AS (DELETE FROM dhara_task WHERE id = ANY (ARRAY(SELECT id FROM held)) RETURNING id, backend),
+history AS (DELETE FROM dhara_attempt WHERE task_id = ANY (ARRAY(SELECT id FROM gone)))
+SELECT id, 'deleted', backend, NULL FROM gone
+"""
+
+#: The key of a copy: who copies the same end of a task again meets it, however many do so at once.
+_COPY_KEY = "'copy of ' || {task}.id || ' after run ' || {task}.lease"
+
+#: A copy starts with nothing: no runs, no errors, no checkpoint. The original keeps its state and its key.
+_COPY = f"""/* dhara:copy */
+WITH held AS MATERIALIZED (
+    SELECT * FROM dhara_task WHERE id = ANY (%(id)s::uuid[]) AND state IN ('DEAD', 'CANCELED')
+    ORDER BY id FOR NO KEY UPDATE {{skip_locked}}
+)
+INSERT INTO dhara_task (id, backend, function, queue, priority, payload, payload_hash, idempotency_key, max_attempts,
+                        timeout, metadata, parent_id, enqueued_at, run_at)
+SELECT made.copy, backend, function, queue, priority, payload, payload_hash, {_COPY_KEY.format(task="held")},
+       max_attempts, timeout, metadata, held.id, statement_timestamp(), statement_timestamp()
+FROM held JOIN unnest(%(id)s::uuid[], %(copy)s::uuid[]) AS made (id, copy) ON made.id = held.id
+ON CONFLICT (function, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
+RETURNING parent_id, 'copied', backend, queue
+"""
+_HAS_NO_COPY = f"""state IN ('DEAD', 'CANCELED') AND NOT EXISTS (
+    SELECT FROM dhara_task AS copy
+    WHERE copy.function = dhara_task.function AND copy.idempotency_key = {_COPY_KEY.format(task="dhara_task")})"""
+
 
 def cancel(execute: Execute, id_: UUID) -> Answer | None:
     """pending -> canceled, or a running task is asked to stop. None: there is no such task."""
@@ -120,24 +186,71 @@ def run_now_all(execute: Execute, ids: Iterable[UUID], *, wait: bool = False) ->
     return _change(execute, _RUN_NOW, list(ids), "state = 'PENDING' AND run_at > statement_timestamp()", wait=wait)
 
 
-def _change(execute: Execute, statement: str, ids: Sequence[UUID], applies: str, *, wait: bool) -> Tally:
+def change_queue_all(
+    execute: Execute, ids: Iterable[UUID], *, queue: str, without: Sequence[str] = (), wait: bool = False
+) -> Tally:
+    """pending -> pending, in another queue.
+
+    Args:
+        without: backends that do not have this queue; their tasks stay where they are.
+        wait: as in `cancel_all`.
+    """
+    given = {"queue": queue, "without": list(without)}
+    return _change(execute, _CHANGE_QUEUE, list(ids), _IS_IN_ANOTHER_QUEUE, wait=wait, **given)
+
+
+def change_priority_all(execute: Execute, ids: Iterable[UUID], *, priority: int, wait: bool = False) -> Tally:
+    """pending -> pending, with another priority; `wait` as in `cancel_all`."""
+    return _change(execute, _CHANGE_PRIORITY, list(ids), _HAS_ANOTHER_PRIORITY, wait=wait, priority=priority)
+
+
+def put_off_all(execute: Execute, ids: Iterable[UUID], *, seconds: float, wait: bool = False) -> Tally:
+    """pending -> pending, due so many seconds from now. What waits for longer already is left alone."""
+    return _change(execute, _PUT_OFF, list(ids), _IS_DUE_SOONER, wait=wait, seconds=seconds)
+
+
+def delete_all(execute: Execute, ids: Iterable[UUID], *, wait: bool = False) -> Tally:
+    """completed, dead, canceled -> gone, and their attempts with them; `wait` as in `cancel_all`."""
+    return _change(execute, _DELETE, list(ids), "state IN ('COMPLETED', 'DEAD', 'CANCELED')", wait=wait)
+
+
+def copy_all(execute: Execute, copies: Mapping[UUID, UUID], *, wait: bool = False) -> Tally:
+    """A new task for each dead or canceled one: the same call, as if it were enqueued now, with the old one as parent.
+
+    The copy has an idempotency key of its own, made of the old task and its last run. It is what makes one copy of what
+    two people copy at once. While the copy exists the old task is copied again only after another run.
+
+    Args:
+        copies: for each task the id of its copy.
+        wait: as in `cancel_all`.
+    """
+    ids = list(copies)
+    tally = _change(execute, _COPY, ids, _HAS_NO_COPY, wait=wait, copy=[copies[id_] for id_ in ids])
+    tally.copies = {id_: copies[id_] for id_ in tally.changed.get("copied", ())}
+    return tally
+
+
+def _change(
+    execute: Execute, statement: str, ids: Sequence[UUID], applies: str, *, wait: bool, **given: object
+) -> Tally:
     tally = Tally({})
     done = set()
-    rows = execute(statement.format(skip_locked="" if wait else "SKIP LOCKED"), {"id": ids})
+    parameters = {"id": ids, **given}
+    rows = execute(statement.format(skip_locked="" if wait else "SKIP LOCKED"), parameters)
     for id_, answer, backend, queue in rows:
         tally.changed.setdefault(answer, []).append(id_)
         done.add(id_)
         if queue is not None:
             tally.wake.add((backend, queue))
     if rest := [id_ for id_ in ids if id_ not in done]:
-        _explain(execute, tally, rest, applies)
+        _explain(execute, tally, applies, {**parameters, "id": rest})
     return tally
 
 
-def _explain(execute: Execute, tally: Tally, rest: Sequence[UUID], applies: str) -> None:
+def _explain(execute: Execute, tally: Tally, applies: str, parameters: Mapping[str, Any]) -> None:
     """Why the others were not changed: what the verb applies to and was left out all the same is locked."""
     statement = f"SELECT id, {applies} FROM dhara_task WHERE id = ANY (%(id)s::uuid[])"
-    locked: dict[UUID, bool] = dict(execute(statement, {"id": list(rest)}))
-    tally.missing = len(set(rest) - set(locked))
+    locked: dict[UUID, bool] = dict(execute(statement, parameters))
+    tally.missing = len(set(parameters["id"]) - set(locked))
     tally.busy = sum(locked.values())
     tally.refused = len(locked) - tally.busy

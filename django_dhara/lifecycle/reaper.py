@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from math import inf
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -56,32 +57,64 @@ SELECT id, function, queue, state FROM rescued
 
 
 def rescue(
-    execute: Execute, alias: str, backend: str, *, max_lost: int, grace_seconds: float, limit: int = 500
+    execute: Execute,
+    alias: str,
+    backend: str,
+    *,
+    max_lost: int,
+    grace_seconds: float,
+    limit: int = 500,
+    until: float = inf,
 ) -> list[Rescued]:
     """running -> pending, dead or canceled: tasks whose lease ran out.
 
     Args:
         grace_seconds: nothing is rescued so soon after a start of the server.
         limit: at most so many; call again while it is reached.
+        until: in seconds since 1970; a statement that reaches the server later does nothing.
     """
-    parameters = {"backend": backend, "max_lost": max_lost, "grace": grace_seconds, "limit": limit}
+    parameters = {"backend": backend, "max_lost": max_lost, "grace": grace_seconds, "limit": limit, "until": until}
     return [
         Rescued(id_, function, queue, State(state))
         for id_, function, queue, state in execute(_rescue(alias), parameters)
     ]
 
 
+#: What the trouble of the whole server cost living workers: they could renew as little as we could rescue.
+_SPARE = """/* dhara:spare */
+WITH held AS MATERIALIZED ({abandoned})
+UPDATE dhara_task AS task SET lease_until = statement_timestamp() + make_interval(secs => %(seconds)s)
+FROM held WHERE task.id = held.id AND task.state = 'RUNNING' AND task.lease_until < statement_timestamp()
+RETURNING task.id
+"""
+
+
+def spare(execute: Execute, alias: str, backend: str, *, lease_seconds: float, limit: int = 500) -> int:
+    """running -> running: leases that ran out hold for `lease_seconds` more, whoever has them. Returns how many did.
+
+    Args:
+        limit: at most so many; call again while it is reached.
+    """
+    parameters = {"backend": backend, "seconds": lease_seconds, "limit": limit}
+    return len(execute(_spare(alias), parameters))
+
+
+@cache
+def _spare(alias: str) -> str:
+    return _SPARE.format(abandoned=_abandoned(alias, Task.objects.abandoned()))
+
+
 @cache
 def _rescue(alias: str) -> str:
     up_long_enough = condition("statement_timestamp() - pg_postmaster_start_time() > make_interval(secs => %(grace)s)")
-    abandoned = (
-        Task.objects.abandoned()
-        .filter(up_long_enough, backend=text("%(backend)s"))
-        .order_by("id")
-        .values_list("id", "worker_id", "lease_until")
-        .select_for_update(skip_locked=True, no_key=True)
-    )
-    return _RESCUE.format(abandoned=compiled(abandoned, alias, limit="%(limit)s"))
+    in_time = condition("statement_timestamp() < to_timestamp(%(until)s::float8)")
+    return _RESCUE.format(abandoned=_abandoned(alias, Task.objects.abandoned().filter(up_long_enough, in_time)))
+
+
+def _abandoned(alias: str, tasks: TaskQuerySet) -> str:
+    """Those of one backend, with their rows locked, by the order of their ids; parameters `backend` and `limit`."""
+    held = tasks.filter(backend=text("%(backend)s")).order_by("id").values_list("id", "worker_id", "lease_until")
+    return compiled(held.select_for_update(skip_locked=True, no_key=True), alias, limit="%(limit)s")
 
 
 #: Attempts go with their task; there is no foreign key that could do it.

@@ -195,7 +195,8 @@ def _read_back(execute: Execute, endings: Sequence[Ending], known: Sequence[Sett
 class Renewal(NamedTuple):
     """The answer to a renewal: the leases that hold on, those that were refused, and whether the worker has a row.
 
-    A task in neither set is locked by somebody, or was being changed: its lease stands and comes again.
+    A task in neither set is locked by somebody, or was being changed: its lease stands and comes again. Or this run has
+    completed it, by an atomic function's COMMIT or a settle whose answer is still on its way: nobody else can have.
     """
 
     renewed: set[tuple[UUID, int]]
@@ -222,7 +223,7 @@ beat AS (
     WHERE id = (SELECT id FROM dhara_worker WHERE id = %(worker)s FOR NO KEY UPDATE SKIP LOCKED)
 )
 SELECT mine.id, mine.lease, (mine.id, mine.lease) IN (SELECT id, lease FROM renewed),
-       coalesce(task.state = 'RUNNING', false)
+       coalesce(task.state IN ('RUNNING', 'COMPLETED'), false)
 FROM mine LEFT JOIN dhara_task AS task ON task.id = mine.id AND task.lease = mine.lease
 UNION ALL
 SELECT NULL, NULL, EXISTS (SELECT FROM dhara_worker WHERE id = %(worker)s), NULL

@@ -119,6 +119,17 @@ def boolean(raw: str) -> bool:
     return raw.lower() in ("1", "true", "yes", "on")
 
 
+def choice(*words: str) -> Callable[[str], str]:
+    """One of these."""
+
+    def parse(raw: str) -> str:
+        if raw not in words:
+            raise argparse.ArgumentTypeError(f"must be {' or '.join(words)}, not {raw!r}")
+        return raw
+
+    return parse
+
+
 def name(raw: str) -> str:
     """For people, or of a queue: what PostgreSQL can hold, which is less than a command line can."""
     try:

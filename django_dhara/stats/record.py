@@ -50,6 +50,8 @@ _COUNTED_AS = {
 def events_of(run: Run, ending: Ending, state: State, backend: str) -> Iterator[Event]:
     """What a settled run adds to the statistics."""
     claim, what = run.claim, _COUNTED_AS.get(ending.outcome.verb)
+    if state is State.COMPLETED:
+        what = "completed"  # an atomic run whose commit was carried out, although its answer never came
     if what:
         yield Event(backend, claim.queue, claim.function, what, ending.seconds, claim.waited)
     if state in (State.DEAD, State.CANCELED):

@@ -89,7 +89,8 @@ def _queues(facts: Facts) -> Iterator[Item]:
     alone = _without_workers(facts)
     yield from alone.values()
     for queue in facts.waiting or ():
-        if queue.backend not in alone and (item := _queue(queue, facts)):
+        item = _queue(queue, facts)
+        if item and (item.kind == "paused" or queue.backend not in alone):
             yield item
 
 
@@ -99,7 +100,7 @@ def _without_workers(facts: Facts) -> dict[str, Item]:
     if facts.workers is None or facts.waiting is None:
         return found
     for backend in {queue.backend for queue in facts.waiting} - {w.backend for w in facts.workers if _lives(w)}:
-        queues = [queue for queue in facts.waiting if queue.backend == backend and queue.ready_since]
+        queues = [queue for queue in facts.waiting if queue.backend == backend and not queue.paused_at]
         since = min((queue.ready_since for queue in queues if queue.ready_since), default=None)
         ready = sum(queue.ready for queue in queues)
         if since and _seconds(facts, since) >= UNSERVED_SECONDS:

@@ -8,7 +8,7 @@
     session.py    its own connection, with a deadline for every statement
     ears.py       its listening session         alarm.py      what wakes the loop
     orders.py     the command channel           presence.py   its own row, for people to see
-    lanes.py      from where to look for tasks
+    lanes.py      from where to look for tasks  stacks.py     what threads and coroutines do right now
 
 What a run is stands beside this package, in `execution.py`.
 """

@@ -16,6 +16,7 @@ import sys
 import threading
 from asyncio import CancelledError
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -30,6 +31,7 @@ from django_dhara.errors import LeaseLost
 from django_dhara.execution import Run
 from django_dhara.lifecycle import Claim
 from django_dhara.states import Outcome
+from django_dhara.worker import stacks
 
 #: With nothing to do for so many seconds a child closes its connections, as an idle thread does.
 IDLE_SECONDS = 60.0
@@ -66,6 +68,10 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
+
+
+def _stack_of_function() -> str:
+    return stacks.of_thread(threading.main_thread().ident)
 
 
 class Child:
@@ -200,6 +206,9 @@ class Child:
             self._orders.put(tuple(words))
         elif kind == "answer":
             self._answers.put((words[0], words[1]))
+        elif kind == "stack":
+            with suppress(RuntimeError):  # no thread to be had: then there is no answer
+                stacks.ask(partial(self._send, "stack", words[0]), _stack_of_function)
         else:
             self._known = tuple(words)
             if self._current is not None:

@@ -34,6 +34,7 @@ from django_dhara import __version__, execution, hygiene, meter
 from django_dhara.errors import ChildDied, LeaseLost, UnknownFunction
 from django_dhara.execution import Run
 from django_dhara.states import HandedBack, Outcome
+from django_dhara.worker import stacks
 from django_dhara.worker.executors import Crew, Done, Fail, start_thread
 
 #: How often a waiting thread looks whether its run is still wanted, and its child still lives.
@@ -102,6 +103,10 @@ class Children(Crew):
     def is_ready(self) -> bool:
         return bool(self._children)
 
+    @property
+    def children(self) -> list[int]:
+        return [child.pid for child in list(self._children)]
+
     def replace(self, run: Run) -> bool:
         """Kill the child that runs this overdue function; another takes its place.
 
@@ -121,6 +126,13 @@ class Children(Crew):
         """Kill the child that runs it."""
         for child in list(self._children):
             child.kill(run)
+
+    def show_stack(self, run: Run, tell: stacks.Tell) -> None:
+        """Its child is asked; while its function is being imported, which is done here, its thread is looked at."""
+        if run in self._importing:
+            super().show_stack(run, tell)
+        elif not any(child.ask(run, tell) for child in list(self._children)):
+            tell(stacks.ENDED)
 
     def close(self) -> None:
         """Let idle children end, and end the others."""
@@ -224,8 +236,16 @@ class _Child:
         self.tasks = 0
         self._run: Run | None = None
         self._guard = threading.Lock()
+        #: Who wants to see what it does, asked and not asked yet.
+        self._curious: list[stacks.Tell] = []
+        self._asked: dict[int, stacks.Tell] = {}
+        self._questions = 0
         self._told = (False, False, False)
         self._kill_at = float("inf")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def lives(self) -> bool:
@@ -260,7 +280,7 @@ class _Child:
         try:
             self._connection.send(("run", run.claim, run.worker, run.alias, run.options))
             while (message := self._next_message(run))[0] != "ended":
-                begun = True
+                begun = begun or message[0] != "stack"  # which may be a late word on the run before
                 self._pass_on(run, *message)
             _, outcome, run.settled, unknown, enqueued = message
             meter.ENQUEUED.add_all(enqueued)
@@ -271,8 +291,7 @@ class _Child:
             return execution.judge(run, ChildDied(f"its child process said what cannot be read: {problem!r:.200}"))
         finally:
             run.ended = monotonic()
-            with self._guard:
-                self._run = None
+            self._disappoint()
         if unknown is not None:
             run.unknown, run.exception = True, UnknownFunction(unknown)
         error = getattr(outcome, "error", None)
@@ -296,12 +315,17 @@ class _Child:
                 self._kill_at = monotonic() + run.options.cancel_seconds
             self._told = told
             self._connection.send(("told", *told))
+        self._ask_for_stacks()
         if run.abandoned or monotonic() > self._kill_at:
             self.kill(run)
 
     def _pass_on(self, run: Run, kind: str, *words: Any) -> None:
         if kind == "progress":
             run.reporter.progress(run, *words)
+        elif kind == "stack":
+            number, text = words
+            if tell := self._asked.pop(number, None):
+                tell({"where": f"child process {self._process.pid}", "stack": text})
         elif kind == "checkpoint":
             number, text = words
             try:
@@ -317,6 +341,28 @@ class _Child:
         if run.canceled or run.abandoned or run.lost:
             return execution.judge(run, CancelledError())
         return execution.judge(run, ChildDied(f"the child process that ran it ended: {how_it_ended(code)}"))
+
+    def ask(self, run: Run, tell: stacks.Tell) -> bool:
+        """Ask for its stack, if it is this run that keeps it busy. From any thread: the one that serves it will."""
+        with self._guard:
+            is_busy_with_it = self._run is run
+            if is_busy_with_it:
+                self._curious.append(tell)
+        return is_busy_with_it
+
+    def _ask_for_stacks(self) -> None:
+        while self._curious:
+            self._questions += 1
+            self._asked[self._questions] = self._curious.pop()
+            self._connection.send(("stack", self._questions))
+
+    def _disappoint(self) -> None:
+        """The run has ended: who asked hears that."""
+        with self._guard:
+            self._run = None
+            waiting, self._curious, self._asked = [*self._curious, *self._asked.values()], [], {}
+        for tell in waiting:
+            tell(stacks.ENDED)
 
     def kill(self, run: Run) -> None:
         """End the process, if it is this run that keeps it busy, and what that has started. From any thread."""

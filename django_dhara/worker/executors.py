@@ -22,6 +22,7 @@ from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django_dhara import events, execution, hygiene
 from django_dhara.execution import Run
 from django_dhara.states import HandedBack, Outcome
+from django_dhara.worker import stacks
 
 #: After so many idle seconds a thread closes its connections, even persistent ones.
 IDLE_SECONDS = 60.0
@@ -100,6 +101,11 @@ class Crew(Waiting):
         """Can anything run yet?"""
         return True
 
+    @property
+    def children(self) -> list[int]:
+        """The ids of its processes, if it has any."""
+        return []
+
     def submit(self, run: Run) -> None:
         self._waiting.append(run)
         self._tickets.put(True)  # it may be taken back before its ticket is drawn
@@ -111,6 +117,10 @@ class Crew(Waiting):
     def stop(self, run: Run) -> None:
         """This run is given up because the worker stops; end the function if that is possible."""
 
+    def show_stack(self, run: Run, tell: stacks.Tell) -> None:
+        """Tell what the function of this run does now, from another thread and maybe later."""
+        stacks.ask(tell, lambda: _told(run, "thread", stacks.of_thread(run.thread)))
+
     def close(self) -> None:
         """Let the idle ones end; busy ones end after their run."""
         for _ in range(self.size):
@@ -118,7 +128,7 @@ class Crew(Waiting):
 
     def _take(self, run: Run, call: Callable[[Run], Outcome | None]) -> None:
         """One run from its first look to its end; `call` calls the function."""
-        run.picked = monotonic()
+        run.picked, run.thread = monotonic(), threading.get_ident()
         run.outcome = None if _is_wanted(run) else HandedBack()
         run.outcome = run.outcome or execution.prepare(run)
         if run.outcome is None and run.is_async:
@@ -201,6 +211,13 @@ class Threads(Crew):
             return self._tickets.get()
 
 
+def _told(run: Run, where: str, stack: str) -> dict[str, str]:
+    """A stack that was looked at, unless the run had ended by then: the thread may be another run's."""
+    if run.outcome is not None or not stack:
+        return stacks.ENDED
+    return {"where": where, "stack": stack}
+
+
 def _call_here(run: Run) -> Outcome:
     hygiene.fresh_numbers()
     hygiene.before_run()
@@ -241,6 +258,7 @@ class EventLoop(Waiting):
         super().__init__()
         self._size, self._done, self._fail = size, done, fail
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: int | None = None
         self._tasks: dict[Run, asyncio.Task[None]] = {}
         self._turned = monotonic()
         self._starting = threading.Lock()
@@ -254,6 +272,18 @@ class EventLoop(Waiting):
         """Raise CancelledError in the function."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._cancel, run)
+
+    def show_stack(self, run: Run, tell: stacks.Tell) -> None:
+        """As for `Crew`: where the coroutine waits, or what it does while it keeps the loop from turning."""
+        stacks.ask(tell, lambda: _told(run, "event loop", self._stack(run)))
+
+    def _stack(self, run: Run) -> str:
+        task = self._tasks.get(run)
+        if task is None or self._loop is None:
+            return ""
+        if task is asyncio.current_task(self._loop):
+            return stacks.of_thread(self._thread)
+        return stacks.of_coroutine(task.get_coro())
 
     def blocked_by(self) -> tuple[Run, float] | None:
         """The run that keeps the loop from turning, and for how many seconds."""
@@ -275,7 +305,7 @@ class EventLoop(Waiting):
         with self._starting:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                start_thread("dhara-async", self._serve, self._fail)
+                self._thread = start_thread("dhara-async", self._serve, self._fail).ident
             return self._loop
 
     def _serve(self) -> None:

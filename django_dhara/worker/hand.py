@@ -17,6 +17,7 @@ from django_dhara.execution import Reporter, Run
 from django_dhara.lifecycle import Claim, Ending
 from django_dhara.states import HandedBack, Outcome
 from django_dhara.tasks import Task
+from django_dhara.worker import stacks
 from django_dhara.worker.executors import Crew, EventLoop, Herald, Threads, Waiting
 from django_dhara.worker.pace import Mix, Pace
 
@@ -115,6 +116,11 @@ class Hand:
     def is_ready(self) -> bool:
         """Can plain functions run yet? Child processes need a moment to start."""
         return self._plain.is_ready
+
+    @property
+    def children(self) -> list[int]:
+        """The ids of its child processes."""
+        return self._plain.children
 
     @property
     def runs(self) -> list[Run]:
@@ -298,6 +304,15 @@ class Hand:
             self._loop.stop(run)
 
     # ------------------------------------------------------------------------------------------------ looking after
+
+    def show_stack(self, run: Run, tell: stacks.Tell) -> None:
+        """Tell what the function of this run does now; without waiting for it here."""
+        if run in self.endings or run.outcome is not None:
+            tell(stacks.ENDED)
+        elif run.picked is None:
+            tell(stacks.WAITS)
+        else:
+            (self._loop if run in self._open_async or run.is_async else self._plain).show_stack(run, tell)
 
     def check(self, now: float) -> None:
         """Overdue functions, tasks that wait here for too long, functions that block the event loop."""

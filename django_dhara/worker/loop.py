@@ -9,7 +9,7 @@ on when the database is back: an outage is not a death.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,12 +22,14 @@ from django_dhara.conf import Options
 from django_dhara.execution import Run
 from django_dhara.lifecycle import Rescued, Settled, Wanted
 from django_dhara.states import State
-from django_dhara.worker import orders, presence, voice
+from django_dhara.worker import presence, voice
 from django_dhara.worker.alarm import Alarm
 from django_dhara.worker.clerk import Clerk
 from django_dhara.worker.ears import Ears
 from django_dhara.worker.hand import Hand, Load
 from django_dhara.worker.lanes import Lanes
+from django_dhara.worker.orders import Orders
+from django_dhara.worker.portion import Portion
 from django_dhara.worker.pulse import Pulse
 from django_dhara.worker.reports import Reports
 from django_dhara.worker.session import Busy, Disconnected, Session
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 #: Pause after a statement that was refused for a passing reason, and after one that cannot work.
 BUSY_SECONDS, BROKEN_SECONDS = 0.1, 1.0
+#: Leases that one statement renews.
+MOST_RENEWED = 10_000
 #: Between two tries to connect; the pause is doubled each time, from a tenth of a second to the second number.
 CONNECT_SECONDS, RECONNECT_SECONDS = 0.05, 3.0
 #: After the drain: for the last words to the database.
@@ -105,8 +109,10 @@ class Worker:
         self._clerk: Clerk[Settled | Exception] = Clerk(clerks_session, self._alarm.ring, self.fail, self._voice)
         self._ears = Ears(options, backend.alias, str(self.id))
         self._reports = Reports(self._alarm.ring)
+        self._renewals = Portion(MOST_RENEWED)
         self._recorder = stats.Recorder(self.id)
         self._hand = Hand(self.id, backend, options, self._reports, ring=self._alarm.ring, fail=self.fail)
+        self._orders = Orders(self._hand, self.stop, self._alarm.ring)
         self._settler = Settler(self.id, self._hand, self._reports, self._recorder, self._clerk, options)
 
         self._claim_at = self._renew_at = self._report_at = 0.0
@@ -189,6 +195,7 @@ class Worker:
         return (
             self._hand.is_urgent
             or self._settler.has_news
+            or (self._orders.has_news and self._session.is_open)
             or (self._reports.is_urgent and self._session.is_open)
             or (self._is_stopping and self._drain_ends is None)
         )
@@ -198,7 +205,9 @@ class Worker:
         actions = (
             self._settle,
             self._renew,
+            self._tell_memory,
             self._report,
+            self._answer,
             self._hand_back_strays,
             self._claim,
             self._tick_services,
@@ -264,7 +273,7 @@ class Worker:
         self._pauses_until = 0.0
         again_at = self._lanes.rests_until if rests else self._lanes.look_again_at
         self._claim_at = min(self._next_poll(haul.due_in), again_at)
-        orders.obey(self._session.execute, haul.orders, self._hand, self.stop)
+        self._orders.obey(self._session.execute, haul.orders)
 
     def _listen(self) -> None:
         if self._ears.open(self._session):
@@ -304,7 +313,7 @@ class Worker:
     # ------------------------------------------------------------------------------------------------- keeping leases
 
     def _renew(self) -> None:
-        """Renew the leases of runs that are older than a third of one, all by one statement, with the heartbeat."""
+        """Renew the leases of runs that are older than a third of one."""
         now = monotonic()
         if now < self._renew_at:
             return
@@ -314,7 +323,14 @@ class Worker:
             self._renew_now(due)
 
     def _renew_now(self, runs: Iterable[Run]) -> None:
-        runs = list(runs)
+        """All by one statement, with the heartbeat, if the server is fast enough; the first to run out come first."""
+        try:
+            self._renewals.each(sorted(runs, key=lambda run: run.lease_ends), self._renew_part)
+        except Busy:
+            self._renew_at = monotonic() + BUSY_SECONDS
+            raise
+
+    def _renew_part(self, runs: Sequence[Run]) -> None:
         asked = monotonic()
         leases = [run.key for run in runs]
         answer = lifecycle.renew(self._session.execute, self.id, leases, lease_seconds=self.options.lease_seconds)
@@ -329,10 +345,16 @@ class Worker:
         if not answer.registered:
             self.presence.register(self._session.execute)
 
+    def _tell_memory(self) -> None:
+        self.presence.tell_memory(self._session.execute, self._hand.children)
+
     def _report(self) -> None:
         if self._reports and (self._reports.is_urgent or monotonic() >= self._report_at):
             self._report_at = monotonic() + 0.5
             self._reports.write(self._session.execute)
+
+    def _answer(self) -> None:
+        self._orders.answer(self._session.execute)
 
     def _check(self) -> None:
         """Look after running functions."""
@@ -393,6 +415,9 @@ class Worker:
     def _on_disconnected(self, error: Disconnected) -> None:
         """Start nothing new, tell functions, and keep what ends until the database is back."""
         self._session.close()
+        if error.is_shortage:
+            for service in self.services:
+                service.on_shortage()
         self._ears.close()  # its socket, at its end, would wake us all the time
         self._hand.suspend()
         # Every try that fails is one more of these: who reads the log learns that the outage lasts, not of each.

@@ -6,6 +6,8 @@ import json
 import os
 import pkgutil
 import socket
+from collections.abc import Iterable
+from time import monotonic
 from uuid import UUID
 
 import psycopg
@@ -14,6 +16,7 @@ from django_dhara import __version__, migrations
 from django_dhara.conf import Options
 from django_dhara.lifecycle import Wanted
 from django_dhara.sql import Execute
+from django_dhara.worker import memory
 
 #: The newest migration of ours that workers of this version cannot do without. By rule the newest one of the release
 #: before: during a deploy the code is new before the tables are, or the other way round. CONTRIBUTING.md, Release.
@@ -28,6 +31,18 @@ ON CONFLICT (id) DO NOTHING
 """
 _DRAINING = "/* dhara:draining */ UPDATE dhara_worker SET draining_at = statement_timestamp() WHERE id = %(id)s"
 _STOPPED = "/* dhara:stopped */ UPDATE dhara_worker SET stopped_at = statement_timestamp() WHERE id = %(id)s"
+_HAS_MEMORY = """/* dhara:has_memory */
+SELECT 1 FROM pg_attribute
+WHERE attrelid = to_regclass('dhara_worker') AND attname = 'memory_bytes' AND NOT attisdropped
+"""
+#: The row is skipped if somebody has it locked, as a heartbeat does.
+_MEMORY = """/* dhara:memory */
+UPDATE dhara_worker SET memory_bytes = %(memory)s
+WHERE id = (SELECT id FROM dhara_worker WHERE id = %(id)s FOR NO KEY UPDATE SKIP LOCKED)
+"""
+#: The column came after the first release: tables without it are looked at again after so many seconds.
+LOOK_AGAIN_SECONDS = 60.0
+
 _APPLIED = "/* dhara:migrations */ SELECT name FROM django_migrations WHERE app = 'dhara'"
 
 
@@ -38,6 +53,8 @@ class Presence:
         self.host, self.pid = socket.gethostname(), os.getpid()
         self.name = name or f"{self.host}:{self.pid}"
         self._id, self._options, self._wanted = id_, options, wanted
+        self._memory_at = self._look_at = 0.0
+        self._has_memory = False
 
     def register(self, execute: Execute) -> None:
         execute(
@@ -55,6 +72,25 @@ class Presence:
                 "lease": self._options.lease_seconds,
             },
         )
+
+    def tell_memory(self, execute: Execute, children: Iterable[int]) -> None:
+        """Write down how much memory this process and its children have, about as often as a heartbeat, in a statement
+        of its own: whatever becomes of it, it costs no lease."""
+        now = monotonic()
+        if now < self._memory_at:
+            return
+        self._memory_at = now + self._options.renew_seconds
+        if not self._has_memory and now >= self._look_at:
+            self._look_at = now + LOOK_AGAIN_SECONDS
+            self._has_memory = bool(execute(_HAS_MEMORY, {}))
+        if self._has_memory and (resident := memory.resident(children)) is not None:
+            self._write_memory(execute, resident)
+
+    def _write_memory(self, execute: Execute, resident: int) -> None:
+        try:
+            execute(_MEMORY, {"id": self._id, "memory": resident})
+        except psycopg.errors.UndefinedColumn:  # somebody has gone back to the version before
+            self._has_memory = False
 
     def draining(self, execute: Execute) -> None:
         execute(_DRAINING, {"id": self._id})

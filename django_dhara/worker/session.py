@@ -37,6 +37,11 @@ POOLER_LOOKS = 10
 class Disconnected(Exception):
     """The statement failed because the server is out of reach; whether it was carried out is not known."""
 
+    @property
+    def is_shortage(self) -> bool:
+        """Did the server say that it is short of disk, memory or connections?"""
+        return (getattr(self.__cause__, "sqlstate", None) or "").startswith("53")
+
 
 class Busy(Exception):
     """The statement was refused for a passing reason and did nothing."""

@@ -20,8 +20,10 @@ from django_dhara.conf import Options
 from django_dhara.execution import Run
 from django_dhara.lifecycle import Ending, Settled
 from django_dhara.sql import Execute
-from django_dhara.states import Completed, Error, HandedBack
+from django_dhara.states import Completed, Error, HandedBack, State
 from django_dhara.worker.clerk import Clerk
+from django_dhara.worker.portion import Portion
+from django_dhara.worker.session import Busy
 
 if TYPE_CHECKING:
     from django_dhara.worker.hand import Hand
@@ -74,6 +76,7 @@ class Settler:
         #: The jobs of the clerk, the oldest first: since when, and whose endings.
         self._jobs: deque[tuple[float, list[Run]]] = deque()
         self._with_clerk: set[Run] = set()
+        self._portion = Portion(MOST_RUNS)
         self._settle_at = 0.0
         self._settled = self._failed = 0
 
@@ -99,7 +102,7 @@ class Settler:
         if not endings or now < self.due_at(at_once=at_once):
             return
         self._settle_at = now + AGAIN_SECONDS
-        runs = batch(endings, now, without=self._with_clerk)
+        runs = batch(endings, now, without=self._with_clerk, most=self._portion.size)
         if self._reports.concern(runs):
             self._reports.write(execute)
         for run in [run for run in runs if run.settled is not None]:
@@ -114,8 +117,13 @@ class Settler:
             self._clerk.start(job)
             self._settle_at = 0.0
             return
-        for run, answer in zip(left, job(execute), strict=True):
-            self._on_answer(run, answer)
+        try:
+            for run, answer in zip(left, job(execute), strict=True):
+                self._on_answer(run, answer)
+        except Busy:
+            self._portion.failed(len(left))
+            raise
+        self._portion.succeeded()
         self._pause_unless(bool(runs), left, now)
 
     @property
@@ -132,6 +140,10 @@ class Settler:
         answers, error = self._clerk.take()
         for run, answer in zip(runs, answers, strict=False):  # fewer, if something went wrong
             self._on_answer(run, answer)
+        if isinstance(error, Busy):
+            self._portion.failed(len(runs))
+        elif answers:
+            self._portion.succeeded()
         if error is None and not answers:
             return  # it has no session; the control loop has
         self._pause_unless(True, runs, monotonic())
@@ -157,7 +169,7 @@ class Settler:
         elif answer.state is not None:
             ending = self._hand.forget(run)
             self._settled += 1
-            self._failed += not isinstance(ending.outcome, Completed)
+            self._failed += answer.state is not State.COMPLETED
             for event in stats.events_of(run, ending, answer.state, run.alias):
                 self._recorder.add(event)
             if events.RUN_ENDED.is_heard:
@@ -181,15 +193,15 @@ class Settler:
         self._hand.tell(*news.of_lost(run))
 
 
-def batch(endings: dict[Run, Ending], now: float, without: Collection[Run] = ()) -> list[Run]:
-    """Whose endings fit into one statement, the oldest first."""
+def batch(endings: dict[Run, Ending], now: float, without: Collection[Run] = (), most: int = MOST_RUNS) -> list[Run]:
+    """Whose endings fit into one statement of at most so many, the oldest first."""
     chosen: list[Run] = []
     size = 0
     for run, ending in endings.items():
         if run.refused_until > now or run in without:
             continue
         size += _bytes(ending)
-        if chosen and (size > MOST_BYTES or len(chosen) >= MOST_RUNS):
+        if chosen and (size > MOST_BYTES or len(chosen) >= most):
             break
         chosen.append(run)
     return chosen

@@ -41,6 +41,8 @@ class Cluster:
         self.place = place
         #: More of PostgreSQL's settings, or others than `_SETTINGS`, from the next start on.
         self.settings: dict[str, str] = {}
+        #: More of the environment of its programs.
+        self.environment: dict[str, str] = {}
 
     def ask(self, database: str, sql: str = "") -> str:
         """Return the SQLSTATE the server answers with, "" for all well; OSError when nobody answers."""
@@ -198,6 +200,7 @@ class Cluster:
         """Run a PostgreSQL program as the server's account, blind to the user's PG* variables and language."""
         foreign = ("PG", "LC_", "LANG")
         environment = {k: v for k, v in os.environ.items() if not k.startswith(foreign)} | {"LC_ALL": "C"}
+        environment |= self.environment
         account = self.place.account()
         if account:
             options |= {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}

@@ -141,6 +141,13 @@ def wait_in_c(name, seconds):
 
 
 @task
+def hold_interpreter(name, seconds):
+    """Blocks in C with the interpreter's lock: no other thread of its process gets a word in."""
+    mark(name)
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+@task
 def leave_thread(name, seconds):
     """Leaves a thread behind that the interpreter would wait for at its end."""
     mark(name)

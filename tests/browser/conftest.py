@@ -5,7 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from django.conf import settings as django_settings
 from django.contrib.auth.models import User
+from django.test import override_settings
 
 from tests.browser.shop import shop  # noqa: F401
 
@@ -13,7 +15,17 @@ CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 #: Nothing but our own files: no inline script or style, no other host.
-POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; form-action 'self'"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; form-action 'self'; "
+    "connect-src 'self'"
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _strict_policy():
+    """The live server loads its middleware once, when it starts."""
+    with override_settings(MIDDLEWARE=[*django_settings.MIDDLEWARE, "tests.browser.policy.StrictPolicy"]):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -35,9 +47,8 @@ def operator(transactional_db):
 
 
 @pytest.fixture
-def browse(chromium, live_server, operator, settings):
+def browse(chromium, _strict_policy, live_server, operator):
     """Opens a page that is logged in; afterwards no page may have had an error or met the content policy."""
-    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.browser.policy.StrictPolicy"]
     problems = []
 
     @contextmanager
@@ -48,13 +59,16 @@ def browse(chromium, live_server, operator, settings):
         page.route("**/favicon.ico", lambda route: route.fulfill(status=204))
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: problems.append(str(error)))
-        page.goto("/admin/login/?next=/admin/")
+        answer = page.goto("/admin/login/?next=/admin/")
+        assert answer.headers["content-security-policy"] == POLICY
         page.fill("#id_username", "operator")
         page.fill("#id_password", "let me in")
         page.click("input[type=submit]")
         yield page
         context.close()
 
+    #: A test that breaks something on purpose empties it.
+    open_page.problems = problems
     yield open_page
     assert problems == []
 
@@ -64,7 +78,7 @@ def picture(tmp_path):
     """Writes a screenshot into the folder SCREENSHOTS, or into the test's own."""
     folder = Path(os.environ.get("SCREENSHOTS", tmp_path))
     folder.mkdir(parents=True, exist_ok=True)
-    return lambda page, name: page.screenshot(path=folder / f"{name}.png", full_page=True)
+    return lambda page, name, whole=True: page.screenshot(path=folder / f"{name}.png", full_page=whole)
 
 
 #: Of what axe-core finds, what keeps somebody out; "moderate" and "minor" are matters of taste, often Django's own.

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.browser
 def test_an_operator_retries_a_dead_task(browse, shop, picture):
     with browse() as page:
         page.click("text=Tasks")
-        page.click("#changelist-filter >> text=Dead")
+        page.click(".dhara-filters >> text=Dead")
         page.click("#result_list a >> text=send_receipt")
         page.wait_for_selector("text=Dead for")
         page.click("button >> text=Retry")
@@ -29,7 +29,7 @@ def test_an_operator_retries_a_dead_task(browse, shop, picture):
 def test_an_operator_cancels_several_tasks_at_once(browse, shop, picture):
     with browse() as page:
         page.goto("/admin/dhara/task/")
-        page.check("#action-toggle")
+        page.check("#dhara-toggle")
         page.select_option("select[name=action]", "cancel")
         picture(page, "selected")
         page.click("button[name=index]")

@@ -12,6 +12,7 @@ Where to look:
     server.py      the server, its trigger log            pooler.py, standby.py   what may stand beside it
     faults/        what goes wrong, and the proof         nemesis.py     when
     history.py     what each process writes down          monitor.py     samples
+    clock.py       the server's times in the history's
     checker/       the history against the promises       report.py      what a run came to
     document.py    what all recorded runs came to         results.jsonl  their figures
 """

@@ -21,19 +21,25 @@ FAULTS = {
     "F3": "worker starved",
     "F4": "server crashed",
     "F5": "sessions ended",
+    "F5c": "session of a clerk ended in the middle of a settle",
     "F6": "failover with promotion",
     "F7": "PgBouncer restarted or paused",
     "F8": "network cut, slow, refusing or silent",
     "F9": "disk full",
     "F10": "worker with a wrong clock",
+    "F10s": "server's clock stepped by an hour",
     "F11": "connection slots used up",
     "F12": "small timeouts met",
     "F13": "snapshot held",
+    "F13p": "prepared transaction held",
+    "F13s": "replication slot unread, log of writes kept",
     "F14": "table locked",
     "F15": "listener deaf",
     "F16": "worker told to stop, exit 0",
     "F18": "abusive function",
     "F20": "slow writes and checkpoints",
+    "clerk": "settles of a hundred runs or more, said by the clerk",
+    "refused atomic": "atomic functions that ended DEAD above READ COMMITTED, as the system check says",
     "cancels": "cancels that took effect",
     "racers": "enqueues that met their key",
 }
@@ -64,7 +70,8 @@ def page(text):
 def figures():
     """The generated part of the page."""
     runs = [json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines()]
-    blocks = [_summary(runs), _profiles(runs), _faults(runs), _recoveries(runs), _machines(runs)]
+    blocks = [_summary(runs), _targets(runs), _profiles(runs), _faults(runs), _recoveries(runs), _notes(runs)]
+    blocks.append(_machines(runs))
     return "\n\n".join(blocks)
 
 
@@ -76,6 +83,54 @@ def _summary(runs):
         f"**{violations} violations** in {tasks:,} tasks, {len(runs)} runs, {minutes:,.0f} minutes under faults. "
         f"{vacuous} of the runs are vacuous: a fault did not hit often enough."
     )
+
+
+def _targets(runs):
+    """What a whole night should have, and what there was; a run that fails makes the last column say so."""
+    failed = any(run["violations"] for run in runs)
+    rows = ["| of what | wanted | was | failures in 100 are fewer than (95 %) |", "|---|--:|--:|--:|"]
+    for what, wanted, count in TARGETS:
+        if n := count(runs):
+            rows.append(f"| {what} | {wanted:,} | {n:,} | {'see above' if failed else f'{300 / n:.2g}'} |")
+    return "\n".join(rows)
+
+
+def _hits(*codes):
+    return lambda runs: sum(run["hits"].get(code, 0) for run in runs for code in codes)
+
+
+def _tasks(*, pressed):
+    return lambda runs: sum(run["tasks"] for run in runs if (run["profile"] == "E") == pressed)
+
+
+def _sessions(runs):
+    """Ended in all profiles; those of L are all listeners."""
+    return sum(run["hits"].get("sessions", 0) for run in runs)
+
+
+def _listeners(runs):
+    return sum(run["hits"].get("sessions", 0) for run in runs if run["profile"] == "L")
+
+
+def _living(runs):
+    return sum(run.get("lived", {}).get("n", 0) for run in runs)
+
+
+#: What, how many of it a night should have, and how many there were.
+TARGETS = (
+    ("tasks at 500 a second or more (E)", 1_000_000, _tasks(pressed=True)),
+    ("tasks in the other profiles", 200_000, _tasks(pressed=False)),
+    ("kills in mid-task", 1_000, _hits("F1")),
+    ("writes refused of runs that were no longer owners", 300, _hits("F2")),
+    ("crashes of the server", 200, _hits("F4")),
+    ("live runs over a crash that lasts two leases or more, none of them taken", 300, _living),
+    ("failovers", 50, _hits("F6")),
+    ("sessions ended", 1_000, _sessions),
+    ("... of listeners, with no wake-up lost", 100, _listeners),
+    ("enqueues that met their key", 100_000, _hits("racers")),
+    ("cancels", 20_000, _hits("cancels")),
+    ("stop signals, exit 0", 500, _hits("F16")),
+)
 
 
 def _profiles(runs):
@@ -105,6 +160,30 @@ def _recoveries(runs):
             found = " | ".join(f"{percentile(times, share):.1f} s" for share in (0.5, 0.95, 1.0))
             rows.append(f"| {what} | {len(times):,} | {found} |")
     return "\n".join(rows)
+
+
+def _notes(runs):
+    """Figures of single runs."""
+    lines = []
+    for run in runs:
+        name = f"{run['profile']}, seed {run['seed']}"
+        if run["profile"] == "E":
+            lines.append(f"{name}: {run['tasks'] / run['minutes'] / 60:,.0f} tasks a second")
+        if run["minutes"] >= 20:
+            growths = ", ".join(f"{growth:+.1f}" for growth in run["megabytes an hour"].values())
+            lines.append(f"{name}: memory of each worker over the last half of the run, MB an hour: {growths}")
+        for key, what in SPREADS.items():
+            if found := run.get(key):
+                lines.append(f"{name}: {what}, n {found['n']:,}, p99 {found['p99']} s, max {found['max']} s")
+    return "\n".join(f"- {line}" for line in lines)
+
+
+#: Figures of a run that are told of each.
+SPREADS = {
+    "calm": "wait of harmless tasks without poison",
+    "poisoned": "... beside poison",
+    "handed back": "given back by a worker that stops, until claimed by another one",
+}
 
 
 def _machines(runs):

@@ -24,6 +24,8 @@ from tests.chaos.profiles import PROFILES
 #: Racers of all enqueuers meet at multiples of this, in seconds: the key is the number of the slot.
 SLOT_SECONDS = 0.5
 
+#: Functions and modes that come after a calm time.
+POISON = {"abuse", "killer", "odd row"}
 
 _ODD_ROW = """
 INSERT INTO dhara_task (id, backend, queue, function, payload, metadata, max_attempts)
@@ -108,7 +110,7 @@ class Operation:
 
     def _say_precommit(self):
         self._said_precommit = True
-        self._say("precommit")
+        self._ledger.write("precommit", op=self.op)
 
     def _failed(self, error):
         if not self._is_acked:
@@ -152,20 +154,35 @@ class Enqueuer:
         self._pool = ThreadPoolExecutor(self._load.racers)
         self._stops = False
         self._slots = []
+        #: When it does, by the monotonic clock; None: it has begun to.
+        self._poisons_at = monotonic() + plan.calm
         signal.signal(signal.SIGTERM, self._stop)
 
     def _stop(self, *_):
         self._stops = True
 
     def serve(self):
-        modes, weights = list(self._load.modes), list(self._load.modes.values())
         due = monotonic()
         while not self._stops:
-            [mode] = self._draw.choices(modes, weights)
+            mode = self._one_of(self._load.modes)
             getattr(self, f"_{mode.replace(' ', '_')}")()
             due = max(due + 1 / self._load.rate, monotonic() - 1.0)
             sleep(max(due - monotonic(), 0))
         self._pool.shutdown()
+
+    def _one_of(self, weights):
+        """One of these by weight; no poison in calm times."""
+        if self._is_calm:
+            weights = {name: weight for name, weight in weights.items() if name not in POISON}
+        return self._draw.choices(list(weights), list(weights.values()))[0]
+
+    @property
+    def _is_calm(self):
+        if self._poisons_at is not None and monotonic() >= self._poisons_at:
+            self._poisons_at = None
+            if self._plan.calm:
+                self._ledger.write("poison")
+        return self._poisons_at is not None
 
     def _operation(self, mode):
         return Operation(self._ledger, self._name(), mode, self._plan.plant)
@@ -185,6 +202,7 @@ class Enqueuer:
             "slow": lambda: (tasks.work, self._name(), 0.3),
             "long": lambda: (tasks.work, self._name(), draw.uniform(1.0, 1.5) * lease),
             "effect": lambda: (tasks.effect, self._name(), draw.choice([0, 0.01, 0.3])),
+            "long effect": lambda: (tasks.long_effect, self._name()),
             "async": lambda: (tasks.awork, self._name(), draw.uniform(0, 0.3)),
             "flaky": lambda: (tasks.flaky, self._name(), draw.randint(1, 2)),
             "hopeless": lambda: (tasks.flaky, self._name(), 1000),
@@ -193,8 +211,10 @@ class Enqueuer:
             "abuse": lambda: (tasks.abuses, self._name(), draw.choice(ABUSES)),
             "killer": lambda: (tasks.kills, self._name(), draw.choice(["exit", "kill"])),
         }
-        [kind] = draw.choices(list(self._load.functions), list(self._load.functions.values()))
-        return kinds[kind]()
+        function, *args = kinds[self._one_of(self._load.functions)]()
+        if self._load.queues:
+            function = function.using(queue_name=f"q{draw.randrange(self._load.queues)}")
+        return function, *args
 
     # ----------------------------------------------------------------------------------------------------- the modes
 
@@ -261,17 +281,17 @@ class Enqueuer:
         from django_dhara.operations import enqueue_many
         from tests.chaos.app import tasks
 
-        calls = [(tasks.work, self._name()) for _ in range(self._load.bulk)]
+        calls = [self._drawn() for _ in range(self._load.bulk)]
         keys = [f"bulk {int(monotonic())} {n}" for n in self._draw.sample(range(3), 2)]
 
         def body(op):
-            for _, uid in calls:
+            for _, uid, *_ in calls:
                 self._ledger.write("try", op=op.op, mode="bulk", uid=uid, key=None)
             for key in keys:
                 self._ledger.write("try", op=op.op, mode="bulk", uid=key, key=key)
-            bound = [function.bind(uid) for function, uid in calls]
+            bound = [function.bind(*args) for function, *args in calls]
             bound += [tasks.keyed.using(idempotency_key=key).bind(key) for key in keys]
-            for uid, result in zip([uid for _, uid in calls] + keys, enqueue_many(bound), strict=True):
+            for uid, result in zip([uid for _, uid, *_ in calls] + keys, enqueue_many(bound), strict=True):
                 op.add(uid, result)
 
         self._operation("bulk").run(body)

@@ -6,6 +6,7 @@ database. One machine has one CLOCK_MONOTONIC: the times of all processes are in
 
 import json
 import os
+import sys
 from pathlib import Path
 from time import monotonic, time
 
@@ -46,7 +47,12 @@ def read(folder):
     """All events of a run in the order in which they happened. A line that a kill cut off is left out."""
     events = []
     for path in Path(folder).glob("*.jsonl"):
-        for line in path.read_bytes().splitlines(keepends=True):
-            if line.endswith(b"\n"):
-                events.append(json.loads(line))
-    return sorted(events, key=lambda event: event["t"])
+        with path.open("rb") as file:
+            events += [json.loads(line, object_pairs_hook=_interned) for line in file if line.endswith(b"\n")]
+    events.sort(key=lambda event: event["t"])
+    return events
+
+
+def _interned(pairs):
+    """An event. Names and ids are in memory once, however many events have them: a run may have millions."""
+    return {sys.intern(name): sys.intern(value) if type(value) is str else value for name, value in pairs}

@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import suppress
+from time import time
 
 import psycopg
 
@@ -29,7 +30,7 @@ class Monitor:
                 [[sessions, dead, queue, pending, running]] = self._arena.server.ask(_SAMPLE)
                 self._arena.ledger.write(
                     "sample", sessions=sessions, dead=dead, queue=queue, pending=pending, running=running,
-                    megabytes=self._megabytes(),
+                    megabytes=self._megabytes(), wall=time(),
                 )  # fmt: skip
 
     def _megabytes(self):

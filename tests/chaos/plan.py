@@ -14,6 +14,7 @@ class Plan:
         folder: of the history and the logs.
         plant: name of a bug of `app/plants.py`; empty: none.
         lease: in seconds.
+        calm: for so many seconds there is no poison.
     """
 
     profile: str
@@ -21,6 +22,7 @@ class Plan:
     folder: str
     plant: str = ""
     lease: float = 2.0
+    calm: float = 0.0
 
     @classmethod
     def here(cls):

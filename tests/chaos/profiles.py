@@ -17,6 +17,7 @@ class Load:
         rate: transactions a second.
         racers: threads of one enqueuer that race for a key.
         bulk: calls of one `enqueue_many`, or half of the most that are enqueued by one transaction.
+        queues: so many, of which each call goes to one; 0: the default queue.
     """
 
     modes: dict
@@ -24,6 +25,7 @@ class Load:
     rate: float = 25.0
     racers: int = 4
     bulk: int = 10
+    queues: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Profile:
         env: of every process.
         isolation: default of the database.
         standby: the server has a synchronous one.
-        disk_megabytes: the server has a disk of its own.
+        disk: megabytes of a disk of the server's own, at first and for each minute of the run; empty: it has none.
+        clock: that of the server is stepped.
         server: settings of PostgreSQL.
         requires: programs that must be installed.
         lease: in seconds.
@@ -76,7 +79,8 @@ class Profile:
     env: dict = field(default_factory=dict)
     isolation: str = ""
     standby: bool = False
-    disk_megabytes: int = 0
+    disk: tuple = ()
+    clock: bool = False
     server: dict = field(default_factory=dict)
     requires: tuple = ()
     lease: float = 2.0
@@ -84,12 +88,16 @@ class Profile:
     pickup_in_faults: bool = False
     recovers: bool = True
 
+    @property
+    def is_poisoned(self):
+        return "killer" in self.load.functions
+
 
 SHORT = {"instant": 60, "brief": 30, "slow": 5}
 LONG = {"instant": 40, "brief": 20, "slow": 15, "long": 8, "effect": 12, "async": 5, "flaky": 3, "speaks": 2}
 MIXED = {**SHORT, "long": 3, "effect": 10, "async": 5, "flaky": 5, "snoozing": 3, "speaks": 2, "hopeless": 1}
-#: `atomic=True` needs READ COMMITTED; above it a system check says so.
-NOT_ATOMIC = {kind: weight for kind, weight in MIXED.items() if kind != "effect"}
+#: Above READ COMMITTED an atomic function that outlasts a renewal of its lease cannot commit; a system check says so.
+ABOVE = {**MIXED, "effect": 2, "long effect": 1}
 PLAIN = {"plain": 70, "autocommit": 30}
 ALL_MODES = {
     "plain": 30,
@@ -106,7 +114,7 @@ FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 ROLES = ("worker", "enqueuer", "operator")
 
 _KILLS = {"kill worker": 4, "kill child": 2, "kill all": 1}
-_DATABASE = {"crash": 3, "crash long": 1, "crash backend": 1, "end sessions": 4, "end some sessions": 6}
+_DATABASE = {"crash": 3, "crash long": 2, "crash backend": 1, "end sessions": 4, "end some sessions": 6}
 
 PROFILES = {
     profile.name: profile
@@ -114,14 +122,14 @@ PROFILES = {
         Profile(
             "A",
             "owners: long tasks, workers killed and frozen, the server crashing",
-            Load(PLAIN, LONG),
+            Load(PLAIN, LONG, rate=10),
             (Lane({**_KILLS, "freeze": 5}, 1.0), Lane(_DATABASE, 4.0)),
             floors={"F1": 3, "F2": 1, "F4": 1, "F5": 2},
         ),
         Profile(
             "B",
             "cancels and revivals, workers killed and frozen, sessions ended",
-            Load(PLAIN, MIXED),
+            Load(PLAIN, MIXED, rate=15),
             (Lane({**_KILLS, "freeze": 5}, 1.5), Lane({"end sessions": 1, "end some sessions": 3}, 3.0)),
             floors={"F1": 2, "F2": 0.5, "F5": 2, "cancels": 60},
             actions=15.0,
@@ -174,33 +182,48 @@ PROFILES = {
         Profile(
             "DR",
             "the database's default isolation is REPEATABLE READ; owners and sessions as in A",
-            Load(ALL_MODES, NOT_ATOMIC),
+            Load(ALL_MODES, ABOVE),
             (Lane({**_KILLS, "freeze": 5}, 1.5), Lane(_DATABASE, 5.0)),
-            floors={"F1": 2, "F2": 0.5, "F4": 1, "F5": 2},
+            floors={"F1": 2, "F2": 0.5, "F4": 1, "F5": 2, "E009": 0.1, "refused atomic": 2},
             isolation="repeatable read",
             actions=3.0,
         ),
         Profile(
             "DS",
             "the database's default isolation is SERIALIZABLE; owners and sessions as in A",
-            Load(ALL_MODES, NOT_ATOMIC),
+            Load(ALL_MODES, ABOVE),
             (Lane({**_KILLS, "freeze": 5}, 1.5), Lane(_DATABASE, 5.0)),
-            floors={"F1": 2, "F2": 0.5, "F4": 1, "F5": 2},
+            floors={"F1": 2, "F2": 0.5, "F4": 1, "F5": 2, "E009": 0.1, "refused atomic": 2},
             isolation="serializable",
             actions=3.0,
         ),
         Profile(
             "E",
-            "pressure: hundreds of tasks a second; held snapshots, locks, slow writes, a deaf listener, a full disk",
-            Load({"bulk": 1}, SHORT, rate=6, bulk=40),
+            "pressure: hundreds of tasks a second; held snapshots and logs, locks, slow writes, a full disk",
+            Load({"bulk": 1}, {"instant": 1}, rate=5, bulk=100),
             (
                 Lane({"slow writes": 2, "lock table": 2, "fill disk": 1}, 5.0),
-                Lane({"hold snapshot": 2, "deaf listener": 1}, 3.0),
+                Lane({"hold snapshot": 2, "prepared transaction": 1, "unused slot": 1, "deaf listener": 1}, 3.0),
             ),
-            floors={"F9": 0.5, "F13": 1, "F14": 0.5, "F20": 0.5},
-            disk_megabytes=1200,
-            server={"max_wal_size": "128MB", "min_wal_size": "32MB"},
+            floors={"F9": 0.5, "F13": 1, "F13p": 0.5, "F13s": 0.5, "F14": 0.5, "F15": 0.5, "F20": 0.5},
+            disk=(1200, 160),
+            server={
+                "max_wal_size": "128MB",
+                "min_wal_size": "32MB",
+                "max_prepared_transactions": "2",
+                "max_slot_wal_keep_size": "96MB",
+            },
             recovers=False,
+        ),
+        Profile(
+            "K",
+            "clerk: settles by the hundred; its session ended in mid-statement, the server crashing, workers killed",
+            Load({"bulk": 1}, {"instant": 1}, rate=0.6, bulk=500),
+            (
+                Lane({"end clerks": 6, "end sessions": 1, "crash": 1, "crash long": 1}, 2.0),
+                Lane({"kill worker": 1}, 8.0),
+            ),
+            floors={"clerk": 60, "F5c": 2, "F4": 0.5},
         ),
         Profile(
             "F",
@@ -215,6 +238,17 @@ PROFILES = {
             requires=("faketime",),
         ),
         Profile(
+            "FS",
+            "time: the server's own clock steps an hour forward, again and again, and back for seconds",
+            Load({"plain": 40, "ahead": 60}, {**MIXED, "flaky": 20}),
+            (Lane({"clock forward": 2, "clock back": 1}, 5.0), Lane({"kill worker": 1, "end some sessions": 1}, 6.0)),
+            floors={"F10s": 4},
+            actions=3.0,
+            clock=True,
+            requires=("faketime",),
+            recovers=False,
+        ),
+        Profile(
             "G",
             "poison: functions and rows that abuse or kill their worker; starved processes",
             Load({"plain": 95, "odd row": 5}, {**SHORT, "effect": 5, "abuse": 12, "killer": 0.4, "speaks": 3}),
@@ -224,8 +258,9 @@ PROFILES = {
         Profile(
             "H",
             "deploys: one worker after the other is told to stop, and started anew",
-            Load(PLAIN, LONG),
-            (Lane({"stop and start": 1}, 0.5),),
+            Load(PLAIN, LONG, rate=12),
+            (Lane({"stop and start": 1}, 0.3), Lane({"stop and start": 1}, 0.3)),
+            workers=((), (), (), (), ("--processes", "2")),
             floors={"F16": 6},
         ),
         Profile(
@@ -240,11 +275,11 @@ PROFILES = {
         ),
         Profile(
             "L",
-            "listeners: their sessions ended again and again; one worker that hardly polls, few tasks",
-            Load({"plain": 1}, {"instant": 1}, rate=0.15),
+            "listeners: their sessions ended again and again; six workers that hardly poll, each with few tasks",
+            Load({"plain": 1}, {"instant": 1}, rate=1.5, queues=6),
             (Lane({"end listeners": 1}, 0.7),),
-            workers=(("--poll-interval", "30"),),
-            floors={"F5": 15},
+            workers=tuple(("--poll-interval", "30", "--queues", f"q{number}") for number in range(6)),
+            floors={"F5": 15, "sessions": 60},
             enqueuers=1,
             pickup=4.0,
             pickup_in_faults=True,

@@ -12,7 +12,7 @@ def text(result):
     ]
     for name, what in SPREADS.items():
         if spread := figures[name]:
-            lines.append(f"  {what}: n {spread['n']}, p50 {spread['p50']}, p95 {spread['p95']}, max {spread['max']} s")
+            lines.append(f"  {what}: {', '.join(f'{share} {value}' for share, value in spread.items())} s")
     if verdict.missed:
         lines.append(f"  VACUOUS for: {', '.join(f'{code} (at least {n})' for code, n in verdict.missed.items())}")
     lines += list(_violations(result))
@@ -24,6 +24,9 @@ SPREADS = {
     "outage": "database back to first claim",
     "throughput": "database back to 90 % of the throughput",
     "pickup": "acknowledged to started, in quiet times",
+    "handed back": "given back by a worker that stops, to claimed by another",
+    "calm": "harmless tasks, acknowledged to started, before there was poison",
+    "poisoned": "... and with poison",
 }
 
 

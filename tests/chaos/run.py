@@ -1,8 +1,10 @@
 """One run of one profile, from its seed to its verdict."""
 
+import gc
 import os
 import shutil
 import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import ceil
@@ -13,6 +15,9 @@ from tests.chaos.checker import Verdict, check
 from tests.chaos.plan import Plan
 from tests.chaos.profiles import Profile
 from tests.chaos.stage import Stage
+
+#: The part of a run with poison that is without it, to compare with.
+CALM = 0.4
 
 
 class NotInstalled(Exception):
@@ -61,7 +66,7 @@ def run(profile, *, seed, minutes, plant="", keep=None):
         keep: folder for the history and the logs; without it they are kept only where something is wrong.
     """
     missing = [name for name in profile.requires if shutil.which(name) is None]
-    if profile.disk_megabytes and os.geteuid() != 0:
+    if profile.disk and os.geteuid() != 0:
         missing.append("root, to mount a disk")
     if missing:
         raise NotInstalled(f"profile {profile.name} needs {', '.join(missing)}")
@@ -69,14 +74,28 @@ def run(profile, *, seed, minutes, plant="", keep=None):
     if base:
         base.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-{profile.name}-{seed}-", dir=base))
-    stage = Stage(Plan(profile.name, seed, str(folder), plant, profile.lease), profile)
+    calm = minutes * 60 * CALM if profile.is_poisoned else 0.0
+    stage = Stage(Plan(profile.name, seed, str(folder), plant, profile.lease, calm), profile, minutes)
     with stage.built():
         stage.play(minutes * 60)
-        evidence, on = stage.evidence(stage.limits()), _described(stage.server.value("SHOW server_version"))
-    verdict = check(evidence, _floors(profile, minutes))
+        on = _described(stage.server.value("SHOW server_version"))
+        with _without_gc():
+            evidence = stage.evidence(stage.limits())
+    with _without_gc():
+        verdict = check(evidence, _floors(profile, minutes))
     if verdict.word == "pass" and not keep:
         shutil.rmtree(folder, ignore_errors=True)
     return Result(profile, seed, minutes, verdict, folder, plant, on)
+
+
+@contextmanager
+def _without_gc():
+    """Millions of events that stay: to look for cycles among them takes longer than to judge them."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _described(postgresql):

@@ -19,6 +19,11 @@ from tests.workers.harness import Process, until, url_of
 
 DATABASE, ROLE = "dhara", "app"
 
+#: Of a step of its clock, in seconds. A run with steps is shorter than half of that, so a time tells its step.
+STEP = 3600
+#: Each process of a server has one thread.
+FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
+
 #: Test only. The row's lock orders the changes of one task, and so `n` does. The tag of the statement is its verb.
 TRIGGER_LOG = """
 CREATE TABLE chaos_log (
@@ -61,10 +66,11 @@ class ChaosServer:
 
     Args:
         megabytes: of a disk of its own, which can be filled; 0: it lies in /dev/shm if there is one. Needs root.
+        clock: the server's clock can be stepped.
         settings: of PostgreSQL.
     """
 
-    def __init__(self, megabytes=0, **settings):
+    def __init__(self, megabytes=0, *, clock=False, **settings):
         base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self.folder = Path(tempfile.mkdtemp(prefix="dhara-chaos-", dir=base))
         self._is_mounted = bool(megabytes)
@@ -72,6 +78,17 @@ class ChaosServer:
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "dhara", self.folder], check=True)
         self.folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
         self._settings = {"max_connections": "150", "shared_buffers": "64MB", **settings}
+        self._environment = {}
+        #: Seconds by which its clock is before ours.
+        self.ahead = 0
+        if clock:
+            self.step_clock(0)
+            self._environment = {
+                "LD_PRELOAD": FAKETIME,
+                "FAKETIME_TIMESTAMP_FILE": str(self.folder / "clock"),
+                "FAKETIME_NO_CACHE": "1",
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            }
         self.use("first")
 
     def use(self, name):
@@ -79,7 +96,7 @@ class ChaosServer:
         # "crash" is no profile of tests: with them fsync would be off.
         self._server = Server(Place(self.folder / name, "crash"))
         self.cluster = self._server.cluster
-        self.cluster.settings = self._settings
+        self.cluster.settings, self.cluster.environment = self._settings, self._environment
 
     def sibling(self, name):
         """Another cluster beside this one, with the same settings."""
@@ -144,11 +161,23 @@ class ChaosServer:
     def started_at(self):
         return self.value("SELECT extract(epoch FROM pg_postmaster_start_time())::float8")
 
+    def step_clock(self, seconds):
+        """From now on every process of the server has a clock that is so much further."""
+        self.ahead += seconds
+        new = self.folder / "clock.new"
+        new.write_text(f"{self.ahead:+d}s")
+        new.chmod(0o644)
+        new.rename(self.folder / "clock")
+
+    def now(self):
+        """Its clock, in seconds since 1970."""
+        return float(self.value("SELECT extract(epoch FROM clock_timestamp())::float8"))
+
     def clock_offset(self):
         """What to add to the database's time, in seconds since 1970, to get a time of the history."""
         before = monotonic()
-        now = self.value("SELECT extract(epoch FROM clock_timestamp())::float8")
-        return (before + monotonic()) / 2 - float(now)
+        now = self.now()
+        return (before + monotonic()) / 2 - now + self.ahead
 
     def crash(self):
         """End it as a power cut would; returns once it is gone."""

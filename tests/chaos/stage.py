@@ -1,21 +1,24 @@
 """One run from its first process to its evidence: load and faults, heal, drain, stop, dump."""
 
 import os
+import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 
 from tests.chaos import faults, history, nemesis
-from tests.chaos.checker import Attempt, Change, Evidence, Row
+from tests.chaos.checker import Attempt, Evidence, Row
 from tests.chaos.checker.evidence import Limits
+from tests.chaos.clock import Clock
 from tests.chaos.fleet import Fleet
 from tests.chaos.monitor import Monitor
 from tests.chaos.pooler import Pooler
 from tests.chaos.server import DATABASE, ROLE, ChaosServer
 from tests.chaos.standby import Pair
-from tests.workers.harness import Proxy, until
+from tests.workers.harness import Process, Proxy, until
 
+#: For what the load has left, beyond as long again as the load: faults can leave more than half of it.
 DRAIN_SECONDS = 120.0
 
 _LEFT = """
@@ -29,14 +32,15 @@ class Stage:
     Args:
         plan: of the run.
         profile: of `profiles.py`.
+        minutes: of load, by which the disk is measured.
     """
 
-    def __init__(self, plan, profile):
+    def __init__(self, plan, profile, minutes):
         self.plan, self.profile = plan, profile
         self.folder = Path(plan.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.ledger = history.Ledger(self.folder, "stage")
-        self.server = ChaosServer(megabytes=profile.disk_megabytes, **profile.server)
+        self.server = ChaosServer(megabytes=_disk(profile, minutes), clock=profile.clock, **profile.server)
         self.proxy = self.pooler = self.pair = None
         self.fleet = Fleet(self.ledger, self.folder, plan.env)
         self._ends = threading.Event()
@@ -65,6 +69,7 @@ class Stage:
     def _build(self):
         if self.profile.isolation:
             self.server.ask(f"ALTER DATABASE {DATABASE} SET default_transaction_isolation = '{self.profile.isolation}'")
+            self._check_isolation()
         if self.profile.proxied:
             self.proxy = Proxy(self.server.socket)
         if self.profile.pooled:
@@ -74,6 +79,14 @@ class Stage:
             self.pair = Pair(self.server, self._move_to)
             self.pair.attach()
         self._cast()
+
+    def _check_isolation(self):
+        """The system check names the atomic functions, which need READ COMMITTED."""
+        words = [sys.executable, "manage.py", "check", "--database", "default"]
+        env = {**self.plan.env, "DATABASE_URL": self.server.url}
+        check = Process(words, self.folder / "check.log", **env)
+        if check.ends(60) != 0 and "dhara.E009" in check.log and "long_effect" in check.log:
+            self.ledger.write("witness", code="E009")
 
     def _move_to(self, socket):
         """The proxy leads to another server from now on."""
@@ -118,7 +131,7 @@ class Stage:
         nemesis.heal(arena)
         self.fleet.stop(lambda slot: not slot.is_worker, 30)
         self._phase("drain")
-        self._drain()
+        self._drain(seconds + DRAIN_SECONDS)
         self._phase("stop")
         self.fleet.stop(lambda slot: slot.is_worker, 20)
         monitor.end()
@@ -129,9 +142,9 @@ class Stage:
     def _is_running(self):
         return self.server.value("SELECT count(*) FROM dhara_task WHERE state = 'COMPLETED'") > 0
 
-    def _drain(self):
+    def _drain(self, seconds):
         """Until all is done, or far too long; what is left then the checker names."""
-        ends = monotonic() + DRAIN_SECONDS
+        ends = monotonic() + seconds
         while self.server.value(_LEFT) and monotonic() < ends:
             sleep(0.2)
 
@@ -139,16 +152,18 @@ class Stage:
 
     def evidence(self, limits):
         """All that the checker looks at."""
-        offset = self.server.clock_offset()
+        events = history.read(self.folder)
+        clock = Clock(events, self.server.clock_offset(), steps=self.profile.clock)
         return Evidence(
-            events=history.read(self.folder),
-            changes=[_change(row, offset) for row in self.server.ask(_CHANGES)],
+            events=events,
+            changes=[clock.change(row) for row in self.server.ask(_CHANGES)],
             rows=[Row(*row) for row in self.server.ask(_ROWS)],
             attempts=[
                 Attempt(*row) for row in self.server.ask("SELECT task_id::text, lease, ended FROM dhara_attempt")
             ],
             effects=self.server.ask("SELECT task_id::text, lease FROM chaos_effect"),
             written={op for (op,) in self.server.ask("SELECT op FROM chaos_written")},
+            minutes=self.server.ask("SELECT function, completed FROM dhara_minute"),
             limits=limits,
         )
 
@@ -158,9 +173,14 @@ class Stage:
             pickup=self.profile.pickup,
             pickup_in_faults=self.profile.pickup_in_faults,
             order=1.5 if "ranked" in self.profile.load.modes else None,
-            poison="killer" in self.profile.load.functions,
+            poison=self.profile.is_poisoned,
+            few=2,  # of four
             throughput=15.0 if self.profile.recovers else None,
         )
+
+
+def _disk(profile, minutes):
+    return int(sum(each * times for each, times in zip(profile.disk, (1, minutes), strict=False)))
 
 
 _ROWS = """
@@ -170,11 +190,6 @@ FROM dhara_task
 """
 _CHANGES = """
 SELECT n, extract(epoch FROM at)::float8, id::text, was, state, old_lease, lease, coalesce(verb, '?'),
-       extract(epoch FROM run_at)::float8, failures, lost, interrupted, snoozed, asked, newly_asked
+       extract(epoch FROM run_at)::float8, failures, lost, interrupted, snoozed, asked, newly_asked, worker::text
 FROM chaos_log ORDER BY n
 """
-
-
-def _change(row, offset):
-    change = Change(*row)
-    return change._replace(t=change.t + offset, run_at=change.run_at + offset)

@@ -17,6 +17,7 @@ class Story:
     def __init__(self):
         self.t = 0.0
         self.events, self.changes, self.rows, self.attempts, self.effects = [], [], {}, [], []
+        self.minutes = None
 
     def event(self, name, by=1, **fields):
         self.t += 1
@@ -42,7 +43,7 @@ class Story:
             len(self.changes), self.t, id_, row.state, state, row.lease, lease, verb, fields.get("run_at", 0.0)
         )
         self.changes.append(
-            change._replace(**counts, **{k: v for k, v in fields.items() if k in ("asked", "newly_asked")})
+            change._replace(**counts, **{k: v for k, v in fields.items() if k in ("asked", "newly_asked", "worker")})
         )
         self.rows[id_] = row._replace(state=state, lease=lease, **counts)
         return self
@@ -83,7 +84,7 @@ class Story:
     def verdict(self, floors=None, **limits):
         evidence = Evidence(
             sorted(self.events, key=lambda event: event["t"]), self.changes, list(self.rows.values()), self.attempts,
-            self.effects, set(), Limits(lease=2.0, **limits),
+            self.effects, set(), Limits(lease=2.0, **limits), self.minutes,
         )  # fmt: skip
         return check(evidence, floors)
 

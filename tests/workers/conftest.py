@@ -121,6 +121,7 @@ def pair():
         standby = Standby(primary.folder, primary)
         yield primary, standby
         standby.close()
+        primary.database.close()
 
 
 @contextmanager
@@ -129,14 +130,15 @@ def an_own_server(before_migrate=lambda: None):
     folder = Path(tempfile.mkdtemp(prefix="dhara-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
     server = OwnServer(folder)
-    before_migrate()
-    migrate = harness.Process(
-        [harness.sys.executable, "manage.py", "migrate", "--run-syncdb", "-v0"], folder / "migrate.log", **server.env
-    )
-    assert migrate.ends(60) == 0, migrate.log
-    yield server
-    server.close()
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        before_migrate()
+        words = [harness.sys.executable, "manage.py", "migrate", "--run-syncdb", "-v0"]
+        migrate = harness.Process(words, folder / "migrate.log", **server.env)
+        assert migrate.ends(90) == 0, migrate.log
+        yield server
+    finally:
+        server.close()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -218,6 +220,12 @@ class Pooler:
         ini = self._folder / "ini"
         ini.write_text(re.sub("pool_mode = .*", f"pool_mode = {mode}", ini.read_text()))
         sleep(seconds)
+        self.start()
+
+    def use(self, text):
+        """Start it again with another configuration."""
+        self.kill()
+        (self._folder / "ini").write_text(text)
         self.start()
 
     def sessions(self):

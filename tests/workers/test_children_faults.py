@@ -167,6 +167,7 @@ def test_a_child_that_dies_after_its_commit_has_done_its_work(crew, database):
     assert database.rows("SELECT text FROM app_note") == [("kept",)]
     assert worker.stop() == 0
     assert "failed in attempt" not in worker.log
+    assert database.rows("SELECT sum(completed), sum(failed + interrupted) FROM dhara_minute") == [(2, 0)]
 
 
 @pytest.fixture

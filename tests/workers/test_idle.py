@@ -38,5 +38,5 @@ def test_idle_workers_say_little_and_compute_less(crew, database, calls):  # K09
     after, cpu = calls(), sum(worker.cpu_seconds for worker in workers) - cpu
     claims, others = (after[kind] - before[kind] for kind in (True, False))
     assert 0.5 * WORKERS * SECONDS < claims <= WORKERS * (SECONDS / 0.9 + 2)  # jitter, and the ends of the time
-    assert others <= WORKERS * (SECONDS * (1 / 5 + 1 / 10) + 2)  # a sweep in five seconds, a heartbeat in ten
+    assert others <= WORKERS * (SECONDS * (2 / 5 + 1 / 10) + 2)  # a sweep of two in five seconds, a heartbeat in ten
     assert cpu < 5 * 0.01 * WORKERS * SECONDS

@@ -98,13 +98,13 @@ async def _produce_async(opening, choice):
 def _bulk(producer, count):
     began = time.perf_counter()
     producer.many("noop", count)
-    _save("bench_call (seconds)", [(time.perf_counter() - began,)])
+    save("bench_call (seconds)", [(time.perf_counter() - began,)])
 
 
 async def _bulk_async(producer, count):
     began = time.perf_counter()
     await producer.many("noop", count)
-    _save("bench_call (seconds)", [(time.perf_counter() - began,)])
+    save("bench_call (seconds)", [(time.perf_counter() - began,)])
 
 
 def _single(producer, count):
@@ -113,7 +113,7 @@ def _single(producer, count):
         began = time.perf_counter()
         producer.one("noop", i)
         calls.append((time.perf_counter() - began,))
-    _save("bench_call (seconds)", calls[_UNMEASURED:])
+    save("bench_call (seconds)", calls[_UNMEASURED:])
 
 
 async def _single_async(producer, count):
@@ -122,7 +122,7 @@ async def _single_async(producer, count):
         began = time.perf_counter()
         await producer.one("noop", i)
         calls.append((time.perf_counter() - began,))
-    _save("bench_call (seconds)", calls[_UNMEASURED:])
+    save("bench_call (seconds)", calls[_UNMEASURED:])
 
 
 def _trickle(producer, count, rate):
@@ -132,7 +132,7 @@ def _trickle(producer, count, rate):
         time.sleep(max(0, began + i / rate - time.perf_counter()))
         sent.append((i, time.time()))
         producer.one("stamp", i)
-    _save("bench_sent (i, at)", sent)
+    save("bench_sent (i, at)", sent)
 
 
 async def _trickle_async(producer, count, rate):
@@ -142,10 +142,10 @@ async def _trickle_async(producer, count, rate):
         await asyncio.sleep(max(0, began + i / rate - time.perf_counter()))
         sent.append((i, time.time()))
         await producer.one("stamp", i)
-    _save("bench_sent (i, at)", sent)
+    save("bench_sent (i, at)", sent)
 
 
-def _save(table, rows):
+def save(table, rows):
     places = ", ".join(["%s"] * len(rows[0]))
     with psycopg.connect(DSN) as connection:
         connection.cursor().executemany(f"INSERT INTO {table} VALUES ({places})", rows)

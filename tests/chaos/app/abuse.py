@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 
 from django.db import connection, transaction
 from django.utils import translation
@@ -50,12 +51,18 @@ def _ask(statement):
         cursor.execute(statement)
 
 
+def _shut(descriptor):
+    """Not `os.close`: its number would be given to another thread's connection, and two sessions share a socket."""
+    with socket.socket(fileno=os.dup(descriptor)) as same:
+        same.shutdown(socket.SHUT_RDWR)
+
+
 LEAVES = {
     "autocommit off": _autocommit_off,
     "transaction": lambda: _ask("BEGIN"),
     "atomic block": lambda: transaction.atomic().__enter__(),
     "search path": lambda: _ask("SET search_path TO elsewhere"),
-    "closed socket": lambda: (_ask("SELECT 1"), os.close(connection.connection.fileno())),
+    "closed socket": lambda: (_ask("SELECT 1"), _shut(connection.connection.fileno())),
     "own session ended": lambda: _ask("SELECT pg_terminate_backend(pg_backend_pid())"),
     "language": lambda: translation.activate("fr"),
 }

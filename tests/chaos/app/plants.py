@@ -8,6 +8,7 @@ import os
 import time
 from functools import wraps
 from importlib import import_module
+from threading import BoundedSemaphore
 
 from tests.chaos.plan import Plan
 
@@ -23,6 +24,7 @@ FOUND_BY = {
     "no look after listen": ("L", {"I14"}),
     "lease by worker clock": ("F", {"I5", "I8"}),
     "any order": ("O", {"I12"}),
+    "renewals from the pool": ("A", {"I8"}),
 }
 
 
@@ -107,6 +109,31 @@ def _any_order():
     claim._STATEMENT = sql
 
 
+def _renewals_from_the_pool():
+    """Functions and renewals share four connections; a renewal that gets none in time is left out."""
+    from django_dhara import lifecycle
+    from django_dhara.worker import executors
+
+    pool = BoundedSemaphore(4)
+    execute, renew = executors.execution.execute, lifecycle.renew
+
+    @wraps(execute)
+    def executes(run):
+        with pool:
+            return execute(run)
+
+    @wraps(renew)
+    def renews(execute, worker, leases, **options):
+        if pool.acquire(blocking=False):
+            try:
+                return renew(execute, worker, leases, **options)
+            finally:
+                pool.release()
+        return lifecycle.Renewal(set(), set(), True)
+
+    executors.execution.execute, lifecycle.renew = executes, renews
+
+
 def _lease_by_worker_clock():
     """Leases end at a time that the worker has read from its own clock."""
     from django_dhara import lifecycle
@@ -155,5 +182,6 @@ _PLANTS = {
     "no look after listen": _no_look_after_listen,
     "lease by worker clock": _lease_by_worker_clock,
     "any order": _any_order,
+    "renewals from the pool": _renewals_from_the_pool,
     "select then insert": _select_then_insert,
 }

@@ -1,14 +1,18 @@
 """What a worker writes into the history: starts and ends of functions, answers to settles, lost leases."""
 
 import os
+import time
 from contextlib import contextmanager
 from functools import wraps
+from threading import Event
 from time import monotonic
 
 from django.utils import translation
 
 from django_dhara import lifecycle
 from django_dhara.signals import lease_lost
+from django_dhara.worker import child, children
+from django_dhara.worker.clerk import Clerk
 from tests.chaos.history import Ledger
 from tests.chaos.plan import Plan
 
@@ -33,9 +37,13 @@ def start():
     global ledger
     if "CHAOS" not in os.environ:
         return
+    if "FAKETIME" in os.environ:
+        # That of the standard library fails under libfaketime.
+        time.sleep = children.sleep = child.sleep = lambda seconds: Event().wait(seconds)
     ledger = Ledger(Plan.here().folder, os.environ.get("CHAOS_ROLE", "tool"))
     lifecycle.settle = _settling(lifecycle.settle)
     lifecycle.settle_in_transaction = _settling_in_transaction(lifecycle.settle_in_transaction)
+    Clerk.start = _starting(Clerk.start)
     lease_lost.connect(_on_lease_lost, weak=False)
 
 
@@ -66,6 +74,17 @@ def _settling_in_transaction(settle):
         return state
 
     return settles
+
+
+def _starting(start):
+    """A clerk's job, which is a settle on a session of its own."""
+
+    @wraps(start)
+    def starts(self, job):
+        ledger.write("witness", code="clerk")
+        start(self, job)
+
+    return starts
 
 
 def _on_lease_lost(sender, task_id, lease, **named):

@@ -11,7 +11,7 @@ from tests.chaos.app.abuse import abuses, kills
 from tests.chaos.app.models import Effect
 from tests.chaos.app.recording import recorded
 
-__all__ = ["abuses", "awork", "effect", "flaky", "keyed", "kills", "snoozing", "speaks", "work"]
+__all__ = ["abuses", "awork", "effect", "flaky", "keyed", "kills", "long_effect", "snoozing", "speaks", "work"]
 
 
 def pause(seconds):
@@ -37,6 +37,14 @@ def effect(context, uid, seconds=0.0):
     with recorded(context, uid):
         Effect.objects.create(task_id=context.task_result.id, lease=context.lease)
         pause(seconds)
+
+
+@task(takes_context=True, atomic=True, max_attempts=2)
+def long_effect(context, uid):
+    """Outlasts a renewal of its lease, which changes its row: above READ COMMITTED its transaction cannot settle it."""
+    with recorded(context, uid):
+        Effect.objects.create(task_id=context.task_result.id, lease=context.lease)
+        pause(1.2)
 
 
 @task(takes_context=True)

@@ -22,11 +22,7 @@ def lost(e):
 
 def _wrote(e, ack):
     """Autocommitted enqueues write nothing beside themselves."""
-    return _modes(e).get(ack["op"]) != "autocommit"
-
-
-def _modes(e):
-    return {event["op"]: event["mode"] for event in e.of("try")}
+    return e.modes.get(ack["op"]) != "autocommit"
 
 
 def phantoms(e):

@@ -2,6 +2,8 @@
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from itertools import islice
+from math import inf
 from signal import SIGTERM
 
 from tests.chaos.checker.evidence import Violation
@@ -19,7 +21,7 @@ def percentile(values, share):
 
 
 class Recovery:
-    """The times of one run, in seconds: `deaths`, `outages`, `throughput`, `pickups`."""
+    """The times of one run, in seconds: `deaths`, `outages`, `throughput`, `pickups`, `handed_back`."""
 
     def __init__(self, evidence):
         self._e = evidence
@@ -30,6 +32,7 @@ class Recovery:
         self.outages = list(self._outages())
         self.throughput = list(self._throughput())
         self.pickups = list(self._pickups())
+        self.handed_back = list(self._handed_back())
 
     def _deaths(self):
         """From the death of a worker with running functions until each of its tasks may start again, or has ended.
@@ -57,11 +60,11 @@ class Recovery:
     def _outages(self):
         """From the server's return to the first claim, where somebody was waiting for it."""
         for _, back in self._e.outages:
-            later = self._claims[bisect_right(self._claims, (back,)) :]
+            later = bisect_right(self._claims, (back,))
             if back < self._e.load[1] and any(
-                due < back and self._acked.get(id_, back) < back for _, due, id_ in later
+                due < back and self._acked.get(id_, back) < back for _, due, id_ in islice(self._claims, later, None)
             ):
-                yield later[0][0] - back, back
+                yield self._claims[later][0] - back, back
 
     def _throughput(self):
         """From the end of a fault of the database until a window begins in which 90 % as much is done as before it.
@@ -98,6 +101,27 @@ class Recovery:
                 continue
             if always or self._e.was_quiet(acked[id_] - 3 * self._e.limits.lease, starts[0]["t"]):
                 yield max(starts[0]["t"] - acked[id_], 0.0), id_
+
+    def _handed_back(self):
+        """From the moment in which a worker that was told to stop gave a task back until another one claims it.
+
+        (seconds, the id of the task); what is given back after the load nobody is left to take.
+        """
+        stops = {fault["pids"][0]: fault["t"] for fault in self._e.of("fault") if fault["kind"] == "term"}
+        for event in self._e.of("settle"):
+            if not stops.get(event["p"], inf) < event["t"] < self._e.load[1]:
+                continue
+            for id_, lease, verb, said in event["runs"]:
+                if verb in ("interrupt", "hand back") and said == "PENDING":
+                    claim = next((c for c in self._e.changes_of.get(id_, ()) if c.old_lease == lease < c.lease), None)
+                    yield max((claim.t if claim else inf) - event["t"], 0.0), id_
+
+
+def slow_handovers(e, recovery):
+    """I19: what a worker gave back when it was told to stop, another one has soon."""
+    for seconds, id_ in recovery.handed_back:
+        if seconds > e.limits.handover:
+            yield Violation("I19", f"task {id_} was given back, and claimed {seconds:.1f} s later")
 
 
 def slow_recoveries(e, recovery):
@@ -162,12 +186,5 @@ def _bad_stop(e, event, stop):
         yield Violation("I19", f"{event['slot']} took {event['t'] - stop:.1f} s to stop", (event,))
 
 
-def samples(e):
-    """I18: no more sessions than the processes may have."""
-    for sample in e.of("sample"):
-        if sample["sessions"] > e.limits.sessions:
-            yield Violation("I18", f"{sample['sessions']} sessions, more than {e.limits.sessions}", (sample,))
-
-
-RULES = (slow_recoveries, slow_throughput)
-PLAIN_RULES = (unasked_exits, bad_stops, samples)
+RULES = (slow_recoveries, slow_throughput, slow_handovers)
+PLAIN_RULES = (unasked_exits, bad_stops)

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tests.chaos.checker import enqueues, operators, order, recovery, runs
+from tests.chaos.checker import bounds, enqueues, operators, order, outages, poison, recovery, runs
 from tests.chaos.checker.evidence import Violation
 
 
@@ -39,7 +39,16 @@ def check(evidence, floors=None):
     Args:
         floors: the least number of hits of each fault.
     """
-    plain = (*enqueues.RULES, *runs.RULES, *operators.RULES, *order.RULES, *recovery.PLAIN_RULES)
+    plain = (
+        *enqueues.RULES,
+        *runs.RULES,
+        *operators.RULES,
+        *order.RULES,
+        *recovery.PLAIN_RULES,
+        *bounds.RULES,
+        *outages.RULES,
+        *poison.RULES,
+    )
     violations = [violation for rule in plain for violation in rule(evidence)]
     times = recovery.Recovery(evidence)
     violations += [violation for rule in recovery.RULES for violation in rule(evidence, times)]
@@ -56,6 +65,7 @@ def hits(e):
             found["F1"] += any(pid in cut_off for pid in fault["pids"])
     found["F10"] += sum(abs(skew) > 5 for skew in _skews(e))
     found["F2"] += len(_refused(e))
+    found["refused atomic"] = sum(row.state == "DEAD" and row.function.endswith(".long_effect") for row in e.rows)
     found["sessions"] = sum(event.get("sessions", 0) for event in e.of("witness"))
     found["cancels"] = sum(event["answer"] in ("canceled", "requested") for event in e.of("cancel"))
     found["racers"] = len({ack["op"] for ack in e.of("ack") if any(duplicate for _, _, duplicate in ack["made"])})
@@ -91,23 +101,34 @@ def figures(e, times):
         "rolled back": sum(len(event.get("made", ())) for event in e.of("rb", "silent")),
         "unclear": len(e.of("unknown")),
         "effects": len(e.effects),
+        "lived": _lived(e),
         "recovered": len(deaths),
         "death": _spread(deaths),
         "outage": _spread([seconds for seconds, _ in times.outages]),
         "throughput": _spread(back),
         "pickup": _spread([seconds for seconds, _ in times.pickups]),
+        "handed back": _spread([seconds for seconds, _ in times.handed_back]),
+        "calm": _spread(poison.waits(e, poisoned=False)),
+        "poisoned": _spread(poison.waits(e, poisoned=True)),
         "times": {
             "death": [round(seconds, 2) for seconds in deaths],
             "outage": [round(seconds, 2) for seconds, _ in times.outages],
             "throughput": [round(seconds, 2) for seconds in back],
         },
         "sessions": max((sample["sessions"] for sample in e.of("sample")), default=None),
+        "megabytes an hour": {pid: round(growth["an_hour"], 2) for pid, growth in bounds.growths(e).items()},
     }
+
+
+def _lived(e):
+    """Runs at work when the server was gone for two leases or more, and of how many the task was taken."""
+    long = [run for run in outages.lived(e) if run.is_long]
+    return {"n": len(long), "taken": sum(run.rescue is not None for run in long)}
 
 
 def _spread(values):
     """n, p50, p95 and the largest, in seconds."""
     if not values:
         return None
-    found = [recovery.percentile(values, share) for share in (0.5, 0.95, 1.0)]
-    return {"n": len(values), **dict(zip(("p50", "p95", "max"), [round(v, 2) for v in found], strict=True))}
+    found = [recovery.percentile(values, share) for share in (0.5, 0.95, 0.99, 1.0)]
+    return {"n": len(values), **dict(zip(("p50", "p95", "p99", "max"), [round(v, 2) for v in found], strict=True))}

@@ -63,9 +63,13 @@ def freeze(arena, draw):
     until(lambda: not process.lives or process._stat()[0] != "T")
 
 
+#: A worker is registered before its first claim.
+_IS_UP = "SELECT 1 FROM dhara_worker WHERE pid = %s AND stopped_at IS NULL"
+
+
 @fault("stop and start")
 def stop_and_start(arena, draw):
-    """SIGTERM, and the supervisor starts it anew: one step of a rolling deploy."""
+    """SIGTERM, and the supervisor starts it anew: one step of a rolling deploy, which waits for the new one."""
     slot = draw.choice(arena.fleet.workers)
     with arena.during("term", pids=[slot.pid, *slot.children]):
         process = slot.process
@@ -74,6 +78,8 @@ def stop_and_start(arena, draw):
         until(lambda: not process.lives, 20)
     if process.popen.returncode == 0:
         arena.witness("F16", pid=process.pid)
+    with suppress(psycopg.Error, AssertionError):
+        until(lambda: arena.server.ask(_IS_UP, slot.pid) or arena.ends.is_set(), 10)
 
 
 @fault("starve")

@@ -3,11 +3,12 @@
 import os
 import signal
 from contextlib import ExitStack, suppress
+from time import monotonic
 
 import psycopg
 
 from tests.chaos.faults.arena import fault
-from tests.chaos.server import ROLE
+from tests.chaos.server import ROLE, STEP
 from tests.workers.harness import until
 
 
@@ -84,6 +85,23 @@ def end_listeners(arena, draw):
     _end(arena, "application_name LIKE 'dhara listen%'", "listeners")
 
 
+_CLERKS = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE application_name LIKE 'dhara settle%' AND state = 'active' AND query LIKE '%dhara:settle%'
+"""
+
+
+@fault("end clerks")
+def end_clerks(arena, draw):
+    """The second session of a worker, while it settles; whether that came to a commit only the server knows."""
+    with arena.during("end sessions", what="clerks"), arena.server.connect() as connection:
+        ends, found = monotonic() + 2.0, []
+        while not found and monotonic() < ends and not arena.ends.is_set():
+            found = connection.execute(_CLERKS).fetchall()
+    if found:
+        arena.witness("F5c", sessions=len(found))
+
+
 def _end(arena, where, what):
     with arena.during("end sessions", what=what):
         ended = arena.server.terminate(f"application_name <> 'nemesis' AND ({where})")
@@ -102,6 +120,30 @@ def fail_over(arena, draw):
         arena.witness("F6", timeline=after)
     with arena.during("attach"):
         arena.pair.attach()
+
+
+@fault("clock forward")
+def clock_forward(arena, draw):
+    """The server's clock is an hour further from one moment to the next: every lease is over."""
+    with arena.during("clock forward"):
+        _step_clock(arena, STEP)
+
+
+@fault("clock back")
+def clock_back(arena, draw):
+    """... an hour behind, for some seconds: nothing that was due is."""
+    with arena.during("clock back"):
+        _step_clock(arena, -STEP)
+        arena.pause(draw.uniform(0.5, 2) * arena.plan.lease)
+        _step_clock(arena, STEP)
+
+
+def _step_clock(arena, seconds):
+    before = arena.server.now()
+    arena.server.step_clock(seconds)
+    stepped = arena.server.now() - before
+    if abs(stepped - seconds) < 60:
+        arena.witness("F10s", seconds=round(stepped, 1))
 
 
 @fault("no slots")

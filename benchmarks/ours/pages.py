@@ -1,0 +1,74 @@
+"""The program of W11: asks for each page of the admin COUNT times, in one process and without a network.
+
+bench_sent gets the seconds of each request by the number of its page, and bench_started those of the longest query of
+the page.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.ours.admin_settings"
+
+import django
+
+django.setup()
+
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.db import connection
+from django.test import Client
+
+from benchmarks.workloads.pages import PAGES
+from django_dhara.models import Task
+
+#: Requests of each page that do not count: templates are compiled, statements prepared.
+_UNMEASURED = 2
+
+
+def main(count: int) -> None:
+    """Measure all pages."""
+    call_command("migrate", verbosity=0)
+    client = Client()
+    client.force_login(User.objects.create_superuser("operator"))
+    chosen = {"dead_task": Task.objects.filter(state="DEAD").values_list("pk", flat=True)[0]}
+    for number, address in enumerate(PAGES.values()):
+        for place in range(_UNMEASURED + count):
+            with _longest_query() as longest:
+                began = time.perf_counter()
+                answer = client.get(address.format(**chosen))
+                seconds = time.perf_counter() - began
+            if answer.status_code != 200:
+                raise SystemExit(f"{address}: {answer.status_code}")
+            if place >= _UNMEASURED:
+                _keep("bench_sent", number, seconds)
+                _keep("bench_started", number, max(longest))
+
+
+@contextmanager
+def _longest_query() -> Iterator[list[float]]:
+    taken = [0.0]
+
+    def timed(execute: Callable[..., Any], *arguments: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return execute(*arguments)
+        finally:
+            taken.append(time.perf_counter() - began)
+
+    with connection.execute_wrapper(timed):
+        yield taken
+
+
+def _keep(table: str, number: int, seconds: float) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"INSERT INTO {table} VALUES (%s, %s)", [number, seconds])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,51 @@
+"""Who did what: entries of Django's admin log about queues and workers, and who is behind a change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.db.models import Model
+
+from django_dhara.admin.text import visible
+
+#: Entries shown of one queue or worker.
+ENTRIES = 20
+
+
+def write(user: Any, model: type[Model], key: str, shown: str, message: str, when: datetime) -> None:
+    """Keep that `user` changed something.
+
+    Args:
+        key: what its page has in its address.
+        when: by the database's clock, so that an entry can be told by its time to belong to a change.
+    """
+    LogEntry.objects.create(
+        user_id=user.pk,
+        content_type=ContentType.objects.get_for_model(model),
+        object_id=key,
+        object_repr=visible(shown)[:200],
+        action_flag=CHANGE,
+        change_message=message,
+        action_time=when,
+    )
+
+
+def entries(model: type[Model], key: str) -> Sequence[LogEntry]:
+    """What people did to it, newest first."""
+    content_type = ContentType.objects.get_for_model(model)
+    found = LogEntry.objects.filter(content_type=content_type, object_id=key).select_related("user")
+    return list(found.order_by("-action_time", "-pk")[:ENTRIES])
+
+
+def authors(model: type[Model], changes: Iterable[tuple[str, datetime]]) -> dict[str, str]:
+    """Whose changes these are, by key; what was not done in the admin has no author."""
+    times = dict(changes)
+    content_type = ContentType.objects.get_for_model(model)
+    found = LogEntry.objects.filter(
+        content_type=content_type, object_id__in=list(times), action_time__in=list(times.values())
+    ).select_related("user")
+    return {e.object_id: e.user.get_username() for e in found if e.object_id and times[e.object_id] == e.action_time}

@@ -1,0 +1,162 @@
+"""The tables of the overview: a range by queue, by function and by worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from django_dhara.admin.links import Links
+from django_dhara.admin.text import age, name, tag
+from django_dhara.stats import DEPTH_LIMIT, History, Overview, Tally, Waiting, WorkerSeen
+from django_dhara.words import capped, clipped, rate, short_time
+
+#: Rows of a table.
+ROWS = 30
+
+
+class Cell(NamedTuple):
+    """A cell of a table; `kind` is a class of dhara/overview.css."""
+
+    value: SafeString | str
+    kind: str = ""
+
+
+class Table(NamedTuple):
+    """A table with links."""
+
+    name: str
+    title: str
+    heads: list[Cell]
+    rows: list[list[Cell]]
+    more: str
+
+
+def tables(overview: Overview, links: Links, *, may_see_workers: bool) -> Iterator[Table]:
+    if overview.past:
+        yield _by_queue(overview, overview.past, links)
+        yield _by_function(overview.past, links)
+    if may_see_workers and overview.workers is not None:
+        yield _by_worker(overview, overview.workers, links)
+
+
+def _table(key: str, title: str, heads: Sequence[str], rows: list[list[Cell]]) -> Table:
+    kinds = [cell.kind for cell in rows[0]] if rows else [""] * len(heads)
+    more = len(rows) - ROWS
+    told = ngettext("%s more is not shown.", "%s more are not shown.", more) % more if more > 0 else ""
+    return Table(key, title, [Cell(*pair) for pair in zip(heads, kinds, strict=True)], rows[:ROWS], told)
+
+
+def _by_queue(overview: Overview, past: History, links: Links) -> Table:
+    waiting: dict[str, list[Waiting]] = {}
+    for each in overview.waiting or ():
+        waiting.setdefault(each.queue, []).append(each)
+    tallies = past.queues
+    names = sorted({*tallies, *waiting}, key=lambda queue: (-(tallies[queue].runs if queue in tallies else 0), queue))
+    rows = [
+        _queue_row(queue, tallies.get(queue) or Tally(), waiting.get(queue, []), overview, links) for queue in names
+    ]
+    heads = (_("Queue"), _("Ready"), _("Oldest"), *_heads())
+    return _table("queues", _("By queue"), heads, rows)
+
+
+def _queue_row(queue: str, tally: Tally, waiting: Sequence[Waiting], overview: Overview, links: Links) -> list[Cell]:
+    ready = sum(each.ready for each in waiting)
+    since = min((each.ready_since for each in waiting if each.ready_since), default=None)
+    shown = format_html('<a href="{}">{}</a>', links.tasks(queue=queue), name(clipped(queue)))
+    if any(each.paused_at for each in waiting):
+        shown = format_html("{} {}", shown, tag("pending", "❚❚", _("Paused")))
+    count = capped(ready, DEPTH_LIMIT if any(each.is_capped for each in waiting) else ready + 1)
+    return [
+        Cell(shown, "dhara-first"),
+        Cell(count, "dhara-figure"),
+        Cell(age(since, overview.now) if since else "–", "dhara-figure"),
+        *map(_spare_but_failures, _figures(tally, overview.past, links.tasks(queue=queue, errors="yes"))),
+    ]
+
+
+def _spare_but_failures(cell: Cell) -> Cell:
+    """On a narrow screen a queue has room for one figure."""
+    return cell if cell.kind.endswith("failures") else Cell(cell.value, f"{cell.kind} dhara-spare")
+
+
+def _by_function(past: History, links: Links) -> Table:
+    tallies = sorted(past.functions.items(), key=lambda pair: (-pair[1].runs, pair[0]))
+    rows = [
+        [
+            Cell(
+                format_html('<a href="{}">{}</a>', links.tasks(function=function), name(clipped(function))),
+                "dhara-first",
+            ),
+            *_figures(tally, past, links.tasks(function=function, errors="yes")),
+        ]
+        for function, tally in tallies
+    ]
+    return _table("functions", _("By function"), (_("Function"), *_heads()), rows)
+
+
+def _heads() -> tuple[str, ...]:
+    return (
+        _("Runs/min"),
+        _("Failed"),
+        _("Dead"),
+        _("Latency p50"),
+        _("Latency p95"),
+        _("Run time p50"),
+        _("Run time p95"),
+        _("Run time p99"),
+    )
+
+
+def _figures(tally: Tally, past: History | None, errors: str) -> Iterator[Cell]:
+    minutes = max(past.seconds if past else 0, 1) / 60
+    yield Cell(rate(tally.runs / minutes), "dhara-figure")
+    yield Cell(_failures(tally, errors), "dhara-figure dhara-failures")
+    yield Cell(f"{tally.counts['dead']:,}", "dhara-figure dhara-spare")
+    yield Cell(short_time(tally.latency(0.5)), "dhara-figure dhara-spare")
+    yield Cell(short_time(tally.latency(0.95)), "dhara-figure dhara-spare")
+    yield Cell(short_time(tally.run_time(0.5)), "dhara-figure dhara-spare")
+    yield Cell(short_time(tally.run_time(0.95)), "dhara-figure")
+    yield Cell(short_time(tally.run_time(0.99)), "dhara-figure dhara-spare")
+
+
+def _failures(tally: Tally, address: str) -> SafeString | str:
+    if not tally.failed:
+        return "0"
+    told = f"{tally.failed:,} ({tally.failure_share:.0%})" if tally.failure_share >= 0.005 else f"{tally.failed:,}"
+    kind = "dhara-harm" if tally.failure_share >= 0.1 else ""
+    return format_html('<a class="{}" href="{}">{}</a>', kind, address, told)
+
+
+_STATUS = {
+    "alive": ("completed", "✓", gettext_lazy("Alive")),
+    "draining": ("pending", "▾", gettext_lazy("Draining")),
+    "late": ("dead", "!", gettext_lazy("Late")),
+}
+
+
+def _by_worker(overview: Overview, workers: Sequence[WorkerSeen], links: Links) -> Table:
+    past = overview.past
+    rows = []
+    for worker in sorted(workers, key=lambda one: (one.status != "late", one.host, one.pid)):
+        tally = past.workers.get(worker.id, Tally()) if past else Tally()
+        colour, sign, word = _STATUS[worker.status]
+        address = links.worker(worker.id)
+        rows.append(
+            [
+                Cell(format_html('<a href="{}">{}</a>', address, name(clipped(worker.name))), "dhara-first"),
+                Cell(tag(colour, sign, str(word))),
+                Cell(f"{worker.busy:,}/{worker.concurrency:,}", "dhara-figure"),
+                Cell(f"{tally.runs:,}", "dhara-figure dhara-spare"),
+                Cell(f"{tally.failed:,}", "dhara-figure dhara-spare"),
+                Cell(age(worker.heartbeat_at, overview.now), "dhara-figure"),
+            ]
+        )
+    long = past is not None and past.range.seconds > 3600
+    runs = _("Runs, last hour") if long else _("Runs")
+    heads = (_("Worker"), _("Status"), _("Slots busy"), runs, _("Failed"), _("Heartbeat"))
+    return _table("workers", _("By worker"), heads, rows)

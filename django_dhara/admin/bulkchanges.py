@@ -1,0 +1,295 @@
+"""Bulk changes: their list, and the page of one, which makes it go on while somebody looks at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+from urllib.parse import urlencode
+from uuid import UUID
+
+from django.contrib import admin, messages
+from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.db.models.functions import Now
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect, JsonResponse
+from django.template.loader import render_to_string
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_dhara import bulk, search
+from django_dhara.admin import databases
+from django_dhara.admin import operations as wishes
+from django_dhara.admin.lists import DatabaseFilter
+from django_dhara.admin.operations import VERBS, Verb, Wish
+from django_dhara.admin.readonly import ReadOnlyAdmin
+from django_dhara.admin.text import exact, moment, name, tag, visible
+from django_dhara.lifecycle import Tally
+from django_dhara.models import BulkChange
+
+#: Seconds that a count may take.
+PATIENCE = 2.0
+#: What is left is counted up to this.
+MOST_LEFT = 100_000
+
+_BY_CHANGE = {verb.change: verb for verb in VERBS.values()}
+
+
+def may(request: HttpRequest, verb: Verb) -> bool:
+    """Has this user the right to do `verb`?"""
+    return bool(request.user.has_perm(f"dhara.{verb.permission}"))
+
+
+def told(found: search.Found) -> str:
+    """A number of tasks in words: "12", "about 5,012,345", "more than 10,000", "at least 7"."""
+    if not found.more:
+        return f"{found.number:,}"
+    if found.estimate and found.estimate > found.number:
+        return _("about %s") % f"{found.estimate:,}"
+    if found.number >= search.MOST:
+        return _("more than %s") % f"{found.number:,}"
+    return _("at least %s") % f"{found.number:,}" if found.number else _("an unknown number")
+
+
+def begin(request: HttpRequest, alias: str, wish: Wish, asked: search.Search) -> BulkChange:
+    """A bulk change as this user wishes it, and its entry in the log."""
+    user = request.user
+    change = bulk.create(
+        alias,
+        wish.verb.change,
+        asked,
+        wish.arguments,
+        reason=wish.reason,
+        user_id=wish.user_id,
+        user_name=user.get_username(),
+    )
+    _log(wish.user_id, change, ADDITION, f"Began: {wish.verb.label}, all that match. {wish.reason}".strip())
+    return change
+
+
+def _log(user_id: int, change: BulkChange, flag: int, message: str) -> None:
+    change.search = visible(change.search)[:150]
+    LogEntry.objects.log_actions(user_id, [change], flag, message)
+
+
+def _wish(change: BulkChange) -> Wish:
+    """What its user asked for; entries of the log are in that user's name, whoever looks on."""
+    user_id = int(change.user_id) if change.user_id.isdecimal() else 0
+    reason = f"{change.reason} (bulk change {change.pk})".strip()
+    return Wish(_BY_CHANGE[change.verb], user_id, change.arguments, reason)  # type: ignore[index]
+
+
+@admin.register(BulkChange)
+class BulkChangeAdmin(ReadOnlyAdmin):
+    """Whoever may see tasks may see what was done to them."""
+
+    list_display = ("status_", "verb_", "search_", "summary_", "reason_", "who_", "began_")
+    list_display_links = None
+    list_filter = (DatabaseFilter,)
+    ordering = ("-created_at", "pk")
+    list_per_page = 50
+
+    class Media:
+        css: ClassVar = {"all": ("dhara/tasks.css",)}
+        js = ("dhara/bulk.js",)
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm("dhara.view_task"))
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return self.has_view_permission(request)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        changes: QuerySet[Any] = super().get_queryset(request).annotate(now=Now())
+        return changes
+
+    def get_urls(self) -> list[Any]:
+        views = {"step": self.step_view, "stop": self.stop_view}
+        ours = [
+            path(f"<uuid:change_id>/{key}/", self.admin_site.admin_view(view), name=f"dhara_bulkchange_{key}")
+            for key, view in views.items()
+        ]
+        return [*ours, *super().get_urls()]
+
+    # The list
+
+    @admin.display(description=gettext_lazy("status"))
+    def status_(self, change: Any) -> SafeString:
+        return status(change)
+
+    @admin.display(description=gettext_lazy("action"))
+    def verb_(self, change: Any) -> SafeString:
+        address = reverse("admin:dhara_bulkchange_change", args=[change.pk], current_app=self.admin_site.name)
+        return format_html('<a href="{}">{}</a>', address, label(change))
+
+    @admin.display(description=gettext_lazy("search"))
+    def search_(self, change: Any) -> SafeString:
+        return format_html("<code>{}</code>", visible(change.search) or _("everything"))
+
+    @admin.display(description=gettext_lazy("result"))
+    def summary_(self, change: Any) -> str:
+        return summary(change)
+
+    @admin.display(description=gettext_lazy("reason"))
+    def reason_(self, change: Any) -> str:
+        return visible(change.reason) or "–"
+
+    @admin.display(description=gettext_lazy("who"))
+    def who_(self, change: Any) -> SafeString:
+        return name(change.user_name)
+
+    @admin.display(description=gettext_lazy("began"))
+    def began_(self, change: Any) -> SafeString | str:
+        return moment(change.created_at, change.now)
+
+    # The page of one
+
+    def changeform_view(
+        self, request: HttpRequest, object_id: str | None = None, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        """How far it is. It has no form of its own, and nothing that is posted to it is read."""
+        if object_id is None or request.method not in ("GET", "HEAD") or not self.has_view_permission(request):
+            raise PermissionDenied
+        change = self.get_object(request, object_id)
+        if change is None:
+            raise Http404
+        request.current_app = self.admin_site.name
+        context = {
+            **self.admin_site.each_context(request),
+            "title": label(change),
+            "opts": self.opts,
+            "original": visible(label(change)),
+            "media": self.media,
+            **self._progress(request, change),
+            **(extra_context or {}),
+        }
+        return TemplateResponse(request, "admin/dhara/bulkchange/page.html", context)
+
+    def _progress(self, request: HttpRequest, change: Any) -> dict[str, Any]:
+        """What changes while it goes on."""
+        verb, goes_on = _BY_CHANGE.get(change.verb), is_going(change)
+        addresses = {key: self._address(key, change.pk) for key in ("step", "stop")}
+        left, shown = self._left(change) if goes_on else (0, "")
+        done = change.looked_at
+        return {
+            "change": change,
+            "status": status(change),
+            "summary": summary(change),
+            "facts": [*facts(change)],
+            "tasks": f"{reverse('admin:dhara_task_changelist', current_app=self.admin_site.name)}?{_query(change)}",
+            "goes_on": goes_on,
+            "may_go_on": bool(verb and goes_on and may(request, verb)),
+            "left": shown,
+            "done": done,
+            "all": done + left if left else 0,
+            "percent": f"{done * 100 // (done + left)} %" if left else "",
+            **addresses,
+        }
+
+    def _left(self, change: Any) -> tuple[int, str]:
+        """How many tasks are before it, if that is known, and in words."""
+        try:
+            with databases.time_limit(change.database, PATIENCE):
+                found = bulk.left(change.database, change, most=MOST_LEFT)
+        except databases.TooSlow:
+            return 0, ""
+        return (0 if found.more else found.number), told(found)
+
+    def step_view(self, request: HttpRequest, change_id: UUID) -> HttpResponse:
+        """Make it go on for half a second."""
+        change = self._posted(request, change_id)
+        if isinstance(change, HttpResponse):
+            return change
+        alias = change.database
+        try:
+            after: Any = bulk.step(alias, change.pk, on_changed=_logged(alias))
+        except databases.TooSlow:
+            said = _("The search takes too long, and so it stands still. Stop it, and search for less.")
+            self.message_user(request, said, messages.ERROR)
+            return HttpResponseRedirect(self._address("change", change.pk))
+        if change.finished_at is None and after.finished_at is not None:
+            _log(_wish(after).user_id, after, CHANGE, f"Ended: {summary(after)}")
+        return self._answer(request, change.pk)
+
+    def stop_view(self, request: HttpRequest, change_id: UUID) -> HttpResponse:
+        """Let it not go on."""
+        change = self._posted(request, change_id)
+        if isinstance(change, HttpResponse):
+            return change
+        if bulk.stop(change.database, change.pk):
+            stopped = BulkChange.objects.using(change.database).get(pk=change.pk)
+            _log(int(request.user.pk or 0), stopped, CHANGE, f"Stopped: {summary(stopped)}")
+        return self._answer(request, change.pk)
+
+    def _posted(self, request: HttpRequest, change_id: UUID) -> Any:
+        """The bulk change that a form is about, or the answer to who may not post it."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        change = self.get_object(request, str(change_id)) if self.has_view_permission(request) else None
+        verb = _BY_CHANGE.get(change.verb) if change else None
+        if verb is None or not may(request, verb):
+            raise PermissionDenied
+        return change
+
+    def _answer(self, request: HttpRequest, id_: UUID) -> HttpResponse:
+        """The page again, or for the script that makes it go on only what has changed."""
+        if request.headers.get("accept") != "application/json":
+            return HttpResponseRedirect(self._address("change", id_))
+        change = self.get_object(request, str(id_))
+        context = self._progress(request, change)
+        html = render_to_string("admin/dhara/bulkchange/progress.html", context, request)
+        return JsonResponse({"goes_on": context["goes_on"], "html": html})
+
+    def _address(self, view: str, id_: UUID) -> str:
+        return reverse(f"admin:dhara_bulkchange_{view}", args=[id_], current_app=self.admin_site.name)
+
+
+def _logged(alias: str) -> Callable[[BulkChange, Tally], None]:
+    return lambda change, tally: wishes.log(_wish(change), alias, tally)
+
+
+def is_going(change: Any) -> bool:
+    return change.finished_at is None and change.stopped_at is None
+
+
+def status(change: Any) -> SafeString:
+    if change.finished_at:
+        return tag("completed", "✓", _("Done"))
+    if change.stopped_at:
+        return tag("canceled", "■", _("Stopped"))
+    return tag("running", "▸", _("Under way"))
+
+
+def label(change: Any) -> str:
+    """What it does, with its argument."""
+    verb = _BY_CHANGE.get(change.verb)
+    if verb is None:
+        return visible(change.verb)
+    value = change.arguments.get(verb.argument, "")
+    return f"{verb.label}: {visible(value)}" if verb.argument else str(verb.label)
+
+
+def summary(change: Any) -> str:
+    verb = _BY_CHANGE.get(change.verb)
+    return wishes.summary(verb, change.counts) if verb else str(change.counts)
+
+
+def facts(change: Any) -> Any:
+    yield _("Search"), format_html("<code>{}</code>", visible(change.search) or _("everything"))
+    yield _("Who"), name(change.user_name)
+    if change.reason:
+        yield _("Reason"), format_html("<bdi>{}</bdi>", visible(change.reason))
+    yield _("Began"), exact(change.created_at)
+    if change.stopped_at:
+        yield _("Stopped"), exact(change.stopped_at)
+    if change.finished_at:
+        yield _("Ended"), exact(change.finished_at)
+
+
+def _query(change: Any) -> str:
+    parameters = {"q": change.search}
+    return urlencode(parameters | ({databases.PARAMETER: change.database} if len(databases.aliases()) > 1 else {}))

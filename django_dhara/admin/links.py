@@ -1,0 +1,62 @@
+"""Addresses of our pages on one admin site, about one database."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
+from django.utils.translation import gettext as _
+
+from django_dhara.admin import databases
+from django_dhara.states import State
+from django_dhara.stats import Item
+
+
+class Links:
+    """Addresses of other pages of this admin site, about the same database."""
+
+    def __init__(self, request: HttpRequest) -> None:
+        self._site = getattr(request, "current_app", None)
+        known, self._alias = databases.aliases(), databases.chosen(request)
+        self._more = {databases.PARAMETER: self._alias} if len(known) > 1 else {}
+
+    def tasks(self, **filters: str) -> str:
+        return self._to("dhara_task_changelist", filters)
+
+    def dead(self) -> str:
+        return self._to("dhara_task_dead", {}) or self.tasks(state=State.DEAD)
+
+    def queues(self) -> str:
+        return self._to("dhara_queue_changelist", {}) or self.tasks(state=State.PENDING)
+
+    def workers(self) -> str:
+        return self._to("dhara_worker_changelist", {})
+
+    def worker(self, id_: Any) -> str:
+        return self._to("dhara_worker_change", {}, id_)
+
+    def range(self, key: str) -> str:
+        return f"?{urlencode({'range': key, **self._more})}"
+
+    def _to(self, view: str, filters: dict[str, str], *arguments: Any) -> str:
+        """The address of a page, or "" on a site that does not have it."""
+        try:
+            address = reverse(f"admin:{view}", args=arguments, current_app=self._site)
+        except NoReverseMatch:
+            return ""
+        query = urlencode({**filters, **self._more})
+        return f"{address}?{query}" if query else address
+
+    def of(self, item: Item) -> tuple[str, str]:
+        """The page where something can be done about it, and what it is called."""
+        pending = {"state": State.PENDING.value, **({"queue": item.queue} if item.queue else {})}
+        pages = {
+            "failing": (self.tasks(function=item.function, errors="yes"), _("Failed tasks")),
+            "dead": (self.dead(), _("Dead tasks")),
+            "paused": (self.queues(), _("Queues")),
+            "snapshot": ("", ""),
+            **dict.fromkeys(("late", "no_workers", "unserved"), (self.workers(), _("Workers"))),
+        }
+        return pages.get(item.kind) or (self.tasks(**pending), _("Pending tasks"))

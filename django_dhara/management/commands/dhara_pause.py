@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from django_dhara import operations
+from django_dhara.management import flags
+
+
+class Command(BaseCommand):
+    help = "Let workers claim nothing more of queues. What runs goes on, and so does enqueueing; it outlasts restarts."
+
+    change: Callable[..., bool] = staticmethod(operations.pause)
+    changed = "Queue {} is paused: workers claim nothing more of it. `manage.py dhara_resume` undoes that."
+    unchanged = "Queue {} was paused already."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        flags.one_line_errors(parser)
+        parser.add_argument("queues", nargs="+", type=flags.name, metavar="QUEUE", help="Its name.")
+        flags.add_backend(parser)
+
+    def handle(self, *args: Any, **given: Any) -> None:
+        backend = flags.backend(given["backend"])
+        for queue in given["queues"]:
+            try:
+                is_new = self.change(queue, backend=backend.alias)
+            except ValueError as error:
+                raise CommandError(str(error)) from None
+            self.stdout.write((self.changed if is_new else self.unchanged).format(queue))

@@ -1,0 +1,50 @@
+"""What the commands share that show how the queue is."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django.core.management.base import CommandError, CommandParser
+from django.db import Error
+from django.utils import timezone
+
+from django_dhara import stats
+from django_dhara.management import flags
+from django_dhara.stats import Overview
+
+KEYS = "q quits, r range"
+
+
+def add_range(parser: CommandParser, *, default: str) -> None:
+    """The flag --range."""
+    names = ", ".join(stats.RANGES)
+    about = f"The time to look back: {names}. Default: {default}."
+    flags.add(parser, "--range", "DHARA_RANGE", about, read=_range, default=default, metavar="RANGE")
+
+
+def _range(raw: str) -> stats.Range:
+    if raw not in stats.RANGES:
+        raise argparse.ArgumentTypeError(f"must be one of {', '.join(stats.RANGES)}, not {raw!r}")
+    return stats.RANGES[raw]
+
+
+def title(backend: str, overview: Overview) -> str:
+    """The first line: whose queue, what range, when."""
+    now = timezone.localtime(overview.now) if timezone.is_aware(overview.now) else overview.now
+    return f"dhara {backend}  {stats.in_words(overview.range)}  {now:%Y-%m-%d %H:%M:%S}"
+
+
+@contextmanager
+def one_line_errors(database: str) -> Iterator[None]:
+    """What the database refuses is one line.
+
+    Raises:
+        CommandError: instead of what the database raised.
+    """
+    try:
+        yield
+    except Error as error:
+        reason = " ".join(str(error).split())
+        raise CommandError(f"DATABASES[{database!r}] cannot be asked: {reason}") from error

@@ -1,0 +1,42 @@
+// A bulk change goes on while its page is open: each answer is shown, and the next step is asked for.
+"use strict";
+
+document.addEventListener("DOMContentLoaded", () => {
+    const shown = document.getElementById("dhara-bulk");
+    const failed = document.getElementById("dhara-failed");
+    if (!shown) {
+        return;
+    }
+
+    async function step(form) {
+        const answer = await fetch(form.action, {
+            method: "POST",
+            body: new FormData(form),
+            headers: {Accept: "application/json"},
+            redirect: "error",
+        });
+        if (!answer.ok) {
+            throw new Error(answer.status);
+        }
+        return answer.json();
+    }
+
+    async function go() {
+        let form = shown.querySelector("form[data-dhara-step]");
+        while (form) {
+            const focused = document.activeElement && document.activeElement.closest("#dhara-bulk form");
+            const wanted = focused ? focused.getAttribute("action") : null;
+            const {html} = await step(form);
+            shown.innerHTML = html;
+            if (wanted) {
+                const again = shown.querySelector(`form[action="${wanted}"] button`);
+                if (again) {
+                    again.focus();
+                }
+            }
+            form = shown.querySelector("form[data-dhara-step]");
+        }
+    }
+
+    go().catch(() => { failed.textContent = shown.dataset.failed; });
+});

@@ -1,0 +1,246 @@
+"""The list of tasks in a real browser: searched, filtered, selected, changed in bulk, with the keyboard and narrow."""
+
+import re
+
+import pytest
+from django.contrib.admin.models import LogEntry
+
+from django_dhara import bulk
+from django_dhara.models import BulkChange, Task
+from django_dhara.search import parse
+from django_dhara.states import State
+from tests.browser.conftest import NARROW, WIDE
+from tests.rows import a_task, an_attempt, fresh
+
+pytestmark = pytest.mark.browser
+
+LIST = "/admin/dhara/task/"
+
+
+@pytest.fixture
+def hostile(shop):
+    """Names that somebody else chose, beside an ordinary afternoon."""
+    nasty = "shop.<script>document.title = 'run'</script>.שלום_עולם\u202e.gpj"
+    large = {"args": ["x" * 1_000_000], "kwargs": {}}
+    task = a_task(State.DEAD, function=nasty, queue="<b>q</b>", error_class="a" * 300, payload=large)
+    an_attempt(task, message="e" * 10_000)
+    return task
+
+
+@pytest.fixture
+def dead(transactional_db):
+    return [a_task(State.DEAD, function="shop.orders.tasks.send_receipt", queue="email") for _ in range(150)]
+
+
+@pytest.fixture
+def steps_of(monkeypatch):
+    """Lets each step change so many tasks."""
+    defaults = bulk.step.__kwdefaults__
+    return lambda batch: monkeypatch.setattr(bulk.step, "__kwdefaults__", {**defaults, "seconds": 0.0, "batch": batch})
+
+
+def test_an_operator_searches_and_takes_a_term_away(browse, shop, picture):
+    with browse() as page:
+        page.goto(LIST)
+        page.fill("#searchbar", "function:send_receipt state:dead")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".dhara-chips >> text=state:dead")
+        assert page.locator("#result_list tbody tr").count() == 1
+        page.click("[aria-label='Remove state:dead']")
+        page.locator("#result_list tbody tr").nth(5).wait_for()
+        assert page.input_value("#searchbar") == "function:send_receipt"
+
+
+def test_what_was_not_understood_is_marked_and_one_click_mends_it(browse, shop, picture, accessible):
+    with browse() as page:
+        page.goto(LIST + "?q=functon:send_receipt+state:dead")
+        page.wait_for_selector("mark >> text=functon:send_receipt")
+        picture(page, "tasks-not-understood")
+        accessible(page)
+        page.click(".dhara-problems a")
+        page.wait_for_selector(".dhara-chips >> text=function:send_receipt")
+        assert page.locator("#result_list tbody tr").count() == 1
+
+
+def test_a_filter_edits_the_search_and_a_form_takes_any_value(browse, shop):
+    with browse() as page:
+        page.goto(LIST)
+        page.click(".dhara-filters >> text=Dead")
+        page.wait_for_selector(".dhara-chips >> text=state:dead")
+        page.click(".dhara-filters summary >> text=Attempts")
+        page.fill(".dhara-filters [aria-label='Attempts']", ">3")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".dhara-chips >> text=attempts:>3")
+        assert page.input_value("#searchbar") == "state:dead attempts:>3"
+        assert page.locator("#result_list tbody tr").count() == 1
+
+
+def test_a_selection_counts_itself_and_takes_ranges(browse, shop, picture):
+    with browse() as page:
+        page.goto(LIST)
+        boxes = page.locator("input.dhara-select")
+        boxes.nth(1).click()
+        boxes.nth(4).click(modifiers=["Shift"])
+        assert page.inner_text(".dhara-counter") == "4 selected"
+        picture(page, "tasks-selected")
+        page.check("#dhara-toggle")
+        assert page.inner_text(".dhara-counter") == "20 selected"
+        page.check("input[name=select_across]")
+        assert page.inner_text(".dhara-counter") == "All that match"
+
+
+def test_the_bar_stays_in_sight_while_the_list_is_long(browse, dead):
+    with browse() as page:
+        page.goto(LIST)
+        box = page.locator(".dhara-bar").bounding_box()
+        assert box["y"] + box["height"] <= WIDE["height"]
+
+
+def test_the_keyboard_alone_searches_selects_and_puts_off(browse, shop, picture, accessible):
+    with browse() as page:
+        page.goto(LIST)
+        page.focus("#searchbar")
+        page.keyboard.type("state:pending")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".dhara-chips >> text=state:pending")
+        page.focus("input.dhara-select >> nth=0")
+        page.keyboard.press("Space")
+        page.focus(".dhara-bar select")
+        page.keyboard.type("Snooze")
+        page.focus(".dhara-bar button")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("h1 >> text=Put 1 task off?")
+        picture(page, "tasks-snooze")
+        accessible(page)
+        page.focus("#id_argument")
+        page.keyboard.press("Control+A")
+        page.keyboard.type("2h")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".messagelist >> text=1 put off.")
+
+
+@pytest.mark.parametrize("verb", ["change_queue", "change_priority", "copy", "delete_finished"])
+def test_each_action_asks_and_is_made(browse, shop, picture, accessible, verb):
+    asked = {"change_queue": "state:pending", "change_priority": "state:pending"}.get(verb, "state:dead")
+    said = {"change_queue": "1 moved.", "change_priority": "1 has it now.", "copy": "1 enqueued anew."}
+    with browse() as page:
+        page.goto(f"{LIST}?q={asked}")
+        page.check("input.dhara-select >> nth=0")
+        page.select_option("select[name=action]", verb)
+        page.click(".dhara-bar button")
+        page.wait_for_selector("#id_reason")
+        if page.locator("#id_argument").count():
+            page.fill("#id_argument", {"change_queue": "mail", "change_priority": "42"}[verb])
+        page.fill("#id_reason", "because")
+        picture(page, f"tasks-{verb}")
+        accessible(page)
+        page.click(".dhara-confirmation button")
+        page.wait_for_selector(f".messagelist >> text={said.get(verb, '1 deleted.')}")
+    assert LogEntry.objects.get().change_message.endswith("because")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_all_that_match_are_retried_while_the_page_is_open(browse, dead, picture, accessible, steps_of, size, scheme):
+    steps_of(10)
+    where = f"{'wide' if size is WIDE else 'narrow'}-{scheme}"
+    with browse(size, scheme) as page:
+        page.goto(LIST + "?q=state:dead")
+        page.check("input[name=select_across]")
+        page.select_option("select[name=action]", "retry")
+        page.click(".dhara-bar button")
+        page.wait_for_selector("h1 >> text=Retry 150 tasks?")
+        accessible(page)
+        picture(page, f"tasks-all-{where}")
+        page.fill("#id_reason", "the deploy of 14:00 broke receipts")
+        page.click(".dhara-confirmation button")
+        page.wait_for_selector("text=Under way")
+        picture(page, f"bulk-under-way-{where}")
+        page.wait_for_selector("text=150 retried.", timeout=60_000)
+        page.wait_for_selector(".dhara-completed >> text=Done")
+        picture(page, f"bulk-done-{where}")
+        accessible(page)
+        page.goto("/admin/dhara/bulkchange/")
+        picture(page, f"bulk-list-{where}")
+        accessible(page)
+        assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+    assert not Task.objects.filter(state=State.DEAD).exists()
+    assert LogEntry.objects.filter(change_message__startswith="Put back").count() == 150
+
+
+def test_a_bulk_change_is_stopped_by_its_button(browse, dead, steps_of):
+    steps_of(1)
+    with browse() as page:
+        page.goto(LIST + "?q=state:dead")
+        page.check("input[name=select_across]")
+        page.select_option("select[name=action]", "retry")
+        page.click(".dhara-bar button")
+        page.click(".dhara-confirmation button")
+        page.wait_for_selector("text=/[1-9]\\d* retried/")
+        page.click("text=Stop")
+        page.wait_for_selector(".dhara-canceled >> text=Stopped")
+    change = BulkChange.objects.get()
+    assert 0 < change.counts["revived"] < 150
+    assert Task.objects.filter(state=State.PENDING).count() == change.counts["revived"]
+
+
+def test_without_a_script_everything_works(browse, dead):
+    with browse() as page:
+        page.route(re.compile(r"/dhara/.*\.js"), lambda route: route.abort("aborted"))
+        page.context.on("requestfailed", lambda request: None)
+        page.goto(LIST + "?q=state:dead")
+        page.check("input[name=select_across]")
+        page.select_option("select[name=action]", "retry")
+        page.click(".dhara-bar button")
+        page.click(".dhara-confirmation button")
+        page.click("text=Continue")
+        page.wait_for_selector("text=150 retried.")
+
+
+def test_hostile_names_look_right_and_run_nothing(browse, hostile, picture, accessible):
+    for size in (WIDE, NARROW):
+        with browse(size) as page:
+            page.goto(LIST)
+            assert page.title() != "run"
+            assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+            picture(page, f"tasks-hostile-{'wide' if size is WIDE else 'narrow'}")
+            accessible(page)
+            page.click("#result_list tbody tr:first-child a")
+            page.wait_for_selector("h1")
+            assert page.title() != "run"
+    assert fresh(hostile).state == State.DEAD
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_the_list_fits_its_window(browse, shop, picture, accessible, size, scheme):
+    where = f"{'wide' if size is WIDE else 'narrow'}-{scheme}"
+    addresses = {
+        "tasks": "",
+        "tasks-filtered": "?q=state:dead,pending+function:send_receipt+after:2h",
+        "tasks-nothing": "?q=state:dead+queue:nothing+priority:>50",
+    }
+    with browse(size, scheme) as page:
+        for name, query in addresses.items():
+            page.goto(LIST + query)
+            picture(page, f"{name}-{where}")
+            assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0, name
+            table = "document.querySelector('.results')"
+            assert not page.evaluate(f"{table} && {table}.scrollWidth - {table}.clientWidth > 1"), name
+            accessible(page)
+        page.click(".dhara-help summary")
+        picture(page, f"tasks-help-{where}")
+        accessible(page)
+
+
+def test_the_pictures_of_the_documentation(browse, shop, picture):
+    with browse({"width": 1240, "height": 760}) as page:
+        page.goto(LIST + "?q=function:send_receipt+after:2h")
+        picture(page, "tasks")
+        change = bulk.create(
+            "default", "revive", parse("state:dead"), reason="receipts work again", user_name="operator"
+        )
+        BulkChange.objects.update(counts={"revived": 31_500, "busy": 2}, looked_at=31_502)
+        page.route("**/step/", lambda route: None)
+        page.goto(f"/admin/dhara/bulkchange/{change.pk}/change/")
+        picture(page, "bulk-change")
