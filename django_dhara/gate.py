@@ -1,7 +1,7 @@
 """Who may see what is for those who operate: /readyz and /metrics. Closed, until a setting or a permission opens it.
 
 Probes and scrapers have no session, and a probe has to be answered while the database is away. So there is one secret
-in the settings, and a list of networks, beside the permissions of people.
+in the settings, and a list of networks, beside the tokens of the API and the permissions of people.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 
 from django.db import Error
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.views.decorators.debug import sensitive_variables
 
-from django_dhara import project
+from django_dhara import project, tokens
 
 #: What a person with a session needs.
 PERMISSION = "dhara.view_worker"
@@ -23,17 +24,27 @@ PERMISSION = "dhara.view_worker"
 def is_open_for(request: HttpRequest) -> bool:
     """May whoever sent this look?"""
     settings = project.usable()
-    return (
-        _has_token(request, settings.observe_token)
-        or _is_near(request, settings.observe_networks)
-        or _has_permission(request)
-    )
-
-
-def _has_token(request: HttpRequest, token: str) -> bool:
+    if _is_near(request, settings.observe_networks):
+        return True
     kind, _, given = request.headers.get("Authorization", "").partition(" ")
-    is_bearer = kind.lower() == "bearer"
-    return is_bearer and bool(token) and compare_digest(given.strip().encode(), token.encode())
+    if kind.lower() == "bearer":
+        return _is_secret(given.strip(), settings.observe_token) or _may_read(given.strip())
+    return _has_permission(request)
+
+
+@sensitive_variables("given", "secret")
+def _is_secret(given: str, secret: str) -> bool:
+    return bool(secret) and compare_digest(given.encode(), secret.encode())
+
+
+@sensitive_variables("given")
+def _may_read(given: str) -> bool:
+    """Is it a token of the API that may read?"""
+    try:
+        token = tokens.find(given)
+    except Error:  # tokens are in the database, and that is away
+        return False
+    return token is not None and isinstance(token.scopes, list) and "read" in token.scopes
 
 
 def _is_near(request: HttpRequest, networks: str) -> bool:
@@ -55,7 +66,10 @@ def _has_permission(request: HttpRequest) -> bool:
 
 def closed() -> HttpResponse:
     """The answer to everybody else."""
-    detail = "Send DHARA['OBSERVE_TOKEN'] as `Authorization: Bearer …`, or log in as somebody who may see workers."
+    detail = (
+        "Send DHARA['OBSERVE_TOKEN'], or a token of the API that may read, as `Authorization: Bearer …`; or log in as "
+        "somebody who may see workers."
+    )
     response = problem(401, "Who asks is not known", detail)
     response["WWW-Authenticate"] = 'Bearer realm="django_dhara"'
     return response

@@ -226,7 +226,10 @@ def describe_exception(exc: BaseException, *, max_bytes: int) -> Error:
 
 def plain(text: object) -> str:
     """One line without control characters: a name from outside must not forge lines of a log."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+    line = str(text)
+    if line.isprintable():  # nearly all of them
+        return line
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def check_text(value: object, name: str, *, max_length: int) -> str:

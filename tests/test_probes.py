@@ -4,11 +4,11 @@ import json
 
 import pytest
 from django.contrib.auth.models import Permission, User
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 from django.test import Client
 from django.urls import include, path
 
-from django_dhara import gate, health, probes, project, sql
+from django_dhara import gate, health, probes, project, sql, tokens
 from django_dhara.health import Wanted
 from django_dhara.models import Worker
 from tests.rows import a_task
@@ -78,6 +78,25 @@ def test_a_wrong_token_opens_nothing(value, db):
 
 def test_the_token_opens_it(db):
     assert ready().status_code == 200
+
+
+def test_a_token_of_the_api_opens_it_if_it_may_read(settings, db):
+    settings.DHARA = {}
+    row, reads = tokens.create("prometheus", ["read"])
+    _, enqueues = tokens.create("shop", ["enqueue"])
+    assert ready(Authorization=f"Bearer {reads}").status_code == 200
+    assert ready(Authorization=f"Bearer {enqueues}").status_code == 401
+    tokens.revoke(row.pk)
+    assert ready(Authorization=f"Bearer {reads}").status_code == 401
+
+
+def test_while_the_database_is_away_tokens_of_the_api_open_nothing(settings, db, monkeypatch):
+    def refuse(secret):
+        raise OperationalError
+
+    settings.DHARA = {}
+    monkeypatch.setattr(tokens, "find", refuse)
+    assert ready(Authorization="Bearer dht_").status_code == 401
 
 
 @pytest.mark.parametrize(
