@@ -79,7 +79,7 @@ def _log(user_id: Any, change: BulkChange, flag: int, message: str) -> None:
 
 def _author(request: HttpRequest, change: BulkChange) -> Any:
     """In whose name the log is kept: of who asked for it, whoever looks on, as long as there is such a user."""
-    users = get_user_model()._default_manager
+    users = get_user_model()._default_manager  # noqa: SLF001 - it has no public name
     try:
         author = users.filter(pk=change.user_id).first()
     except (ValueError, ValidationError):
