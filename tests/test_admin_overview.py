@@ -213,7 +213,7 @@ def test_names_of_lines_keep_apart_and_within_the_chart():
 
 def test_names_in_a_sentence_are_set_apart():
     assert overview.in_html(f"Queue {isolated('a<b')} & {isolated('c')}.") == (
-        'Queue <bdi class="dhara-name">a&lt;b<wbr></bdi> &amp; <bdi class="dhara-name">c<wbr></bdi>.'
+        'Queue <bdi class="dhara-name">a&lt;b</bdi> &amp; <bdi class="dhara-name">c</bdi>.'
     )
 
 
