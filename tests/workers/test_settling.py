@@ -199,7 +199,7 @@ def test_a_worker_survives_the_end_of_all_sessions_again_and_again(crew, databas
     until(lambda: database.states(last) == ["COMPLETED"], 10)
     until(lambda: not {"PENDING", "RUNNING"} & database.states(), 60)
     assert worker.stop() == 0
-    assert worker.log.count("has lost the database") > 1
+    assert "has lost the database" in worker.log  # the others are counted, see test_logs.py
 
 
 @pytest.mark.slow
