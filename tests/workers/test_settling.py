@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from django.db import connections
 
 from django_dhara.compat import task_backends
 from django_dhara.lifecycle import Wanted
@@ -188,6 +189,7 @@ def test_a_hundred_ends_of_the_listener_delay_no_task(crew, database):  # B08
 
 @pytest.mark.parametrize("times", [8, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_worker_survives_the_end_of_all_sessions_again_and_again(crew, database, times):  # B09
+    connections.close_all()  # not ours
     worker = crew.start()
     for number in range(times):
         tasks = [database.add("count", f"task {number}") for _ in range(3)]
