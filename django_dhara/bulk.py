@@ -9,7 +9,7 @@ above it and is not touched.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any
 from uuid import UUID
@@ -22,8 +22,9 @@ from django_dhara.lifecycle import Tally
 from django_dhara.models import BulkChange, Task
 from django_dhara.sql import TooSlow
 
-#: Tasks that are changed by one statement, and seconds after which a step begins no other one.
-BATCH, SECONDS = 500, 0.5
+#: Tasks that are looked for at once, those of them that are changed by one statement, and seconds after which a step
+#: begins no other one.
+AHEAD, BATCH, SECONDS = 5000, 500, 0.5
 
 #: What a bulk change counts beside the answers of its verb.
 REFUSED, BUSY, MISSING = "refused", "busy", "missing"
@@ -94,21 +95,14 @@ def step(
 def _go_on(
     alias: str, change: BulkChange, until: float, batch: int, on_changed: Callable[[BulkChange, Tally], None]
 ) -> None:
-    asked, counts, has_moved = search.parse(change.search), Counter(change.counts), False
-    while change.cursor:
-        try:
-            part = search.walk(alias, asked, below=change.cursor, size=batch, until=change.created_at)
-        except TooSlow:
-            if not has_moved:
-                raise
-            break
-        has_moved = True
-        if part.ids:
-            tally = operations.change(_verb(change), part.ids, database=alias, **change.arguments)
+    counts = Counter(change.counts)
+    for ids, last in _parts(alias, change, batch):
+        if ids:
+            tally = operations.change(_verb(change), ids, database=alias, **change.arguments)
             counts.update(counted(tally))
             on_changed(change, tally)
-        change.looked_at += len(part.ids)
-        change.cursor = part.last
+        change.looked_at += len(ids)
+        change.cursor = last
         if monotonic() >= until:
             break
     change.counts = dict(counts)
@@ -116,6 +110,23 @@ def _go_on(
     if change.cursor is None:
         change.finished_at = Now()
     change.save(using=alias, update_fields=["counts", "looked_at", "cursor", "changed_at", "finished_at"])
+
+
+def _parts(alias: str, change: BulkChange, batch: int) -> Iterator[tuple[Sequence[UUID], UUID | None]]:
+    """The tasks that are next, so many at a time, each time with the cursor that comes after them."""
+    asked, below, is_first = search.parse(change.search), change.cursor, True
+    while below:
+        try:
+            part = search.walk(alias, asked, below=below, size=max(AHEAD, batch), until=change.created_at)
+        except TooSlow:
+            if is_first:
+                raise
+            return
+        chunks = [part.ids[start : start + batch] for start in range(0, len(part.ids), batch)] or [[]]
+        for chunk in chunks[:-1]:
+            yield chunk, chunk[-1]
+        yield chunks[-1], part.last
+        below, is_first = part.last, False
 
 
 def _verb(change: BulkChange) -> Any:
@@ -143,4 +154,4 @@ def left(alias: str, change: BulkChange, *, most: int = search.MOST) -> search.F
     return search.count(alias, asked, most=most, below=change.cursor, until=change.created_at)
 
 
-__all__ = ["BATCH", "BUSY", "MISSING", "REFUSED", "SECONDS", "counted", "create", "left", "step", "stop"]
+__all__ = ["AHEAD", "BATCH", "BUSY", "MISSING", "REFUSED", "SECONDS", "counted", "create", "left", "step", "stop"]

@@ -11,7 +11,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import connection
 from django.urls import reverse
 
-from django_dhara import search
+from django_dhara import bulk, search
 from django_dhara.admin import sidebar, tasklist, text
 from django_dhara.models import BulkChange, Task, Worker
 from django_dhara.search import finding
@@ -494,6 +494,22 @@ def test_a_bulk_change_is_made_step_by_step_and_sums_up_what_it_did(client):
     each = LogEntry.objects.filter(content_type=ContentType.objects.get_for_model(Task))
     assert each.count() == 5
     assert each[0].change_message == f"Put back to run again. the deploy of today (bulk change {change.pk})"
+
+
+@pytest.mark.fast
+def test_whoever_looks_on_the_log_is_in_the_name_of_who_asked_while_there_is_such_a_user(client, monkeypatch):
+    defaults = bulk.step.__kwdefaults__
+    monkeypatch.setattr(bulk.step, "__kwdefaults__", {**defaults, "seconds": 0.0, "batch": 1})
+    for n in range(2):
+        put(State.DEAD, n)
+    change, _ = begun(client, "retry")
+    other = a_client(*RIGHTS)
+    other.post(address("step", change))
+    tasks = LogEntry.objects.filter(content_type=ContentType.objects.get_for_model(Task))
+    assert [entry.user for entry in tasks] == [client.user]
+    client.user.delete()
+    other.post(address("step", change))
+    assert [entry.user for entry in tasks] == [other.user]
 
 
 @pytest.mark.fast

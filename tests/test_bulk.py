@@ -224,6 +224,17 @@ def test_a_copy_of_each_is_made_once_however_often_it_is_asked_for(db):
 
 
 @pytest.mark.fast
+def test_what_is_looked_for_ahead_and_not_changed_in_time_is_changed_by_the_next_step(db, monkeypatch):
+    monkeypatch.setattr(bulk, "AHEAD", 10)
+    many(25)
+    change = bulk.create("default", "revive", parse("state:dead"))
+    change = bulk.step("default", change.pk, seconds=0.0, batch=4)
+    assert (change.looked_at, change.counts) == (4, {"revived": 4})
+    change, _ = finish(change, batch=4)
+    assert change.counts == {"revived": 25}
+
+
+@pytest.mark.fast
 def test_an_empty_table_is_done_at_once(db):
     change, steps = finish(bulk.create("default", "cancel", parse("")))
     assert (change.counts, steps) == ({}, 1)

@@ -167,7 +167,7 @@ def _wish(request: HttpRequest, verb: Verb, *, confirmed: bool = False) -> tuple
     except ValueError as error:
         return None, [visible(capfirst(str(error)))]
     reason = request.POST.get("reason", "").strip().replace("\x00", "")[:REASON]
-    return Wish(verb, int(request.user.pk or 0), arguments, reason), []
+    return Wish(verb, request.user.pk, arguments, reason), []
 
 
 def _argument(request: HttpRequest, verb: Verb) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from uuid import UUID
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
-from django.core.exceptions import PermissionDenied
+from django.contrib.auth import get_user_model
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect, JsonResponse
@@ -71,16 +72,24 @@ def begin(request: HttpRequest, alias: str, wish: Wish, asked: search.Search) ->
     return change
 
 
-def _log(user_id: int, change: BulkChange, flag: int, message: str) -> None:
+def _log(user_id: Any, change: BulkChange, flag: int, message: str) -> None:
     change.search = visible(change.search)[:150]
     LogEntry.objects.log_actions(user_id, [change], flag, message)
 
 
-def _wish(change: BulkChange) -> Wish:
-    """What its user asked for; entries of the log are in that user's name, whoever looks on."""
-    user_id = int(change.user_id) if change.user_id.isdecimal() else 0
+def _author(request: HttpRequest, change: BulkChange) -> Any:
+    """In whose name the log is kept: of who asked for it, whoever looks on, as long as there is such a user."""
+    users = get_user_model()._default_manager  # noqa: SLF001 - it has no public name
+    try:
+        author = users.filter(pk=change.user_id).first()
+    except (ValueError, ValidationError):
+        author = None
+    return author.pk if author else request.user.pk
+
+
+def _wish(change: BulkChange, author: Any) -> Wish:
     reason = f"{change.reason} (bulk change {change.pk})".strip()
-    return Wish(_BY_CHANGE[change.verb], user_id, change.arguments, reason)  # type: ignore[index]
+    return Wish(_BY_CHANGE[change.verb], author, change.arguments, reason)  # type: ignore[index]
 
 
 @admin.register(BulkChange)
@@ -173,8 +182,12 @@ class BulkChangeAdmin(ReadOnlyAdmin):
         """What changes while it goes on."""
         verb, goes_on = _BY_CHANGE.get(change.verb), is_going(change)
         addresses = {key: self._address(key, change.pk) for key in ("step", "stop")}
-        left, shown = self._left(change) if goes_on else (0, "")
-        done = change.looked_at
+        done, known = change.looked_at, request.POST.get("all", "")
+        if known.isdecimal() and len(known) < 12:
+            # A step is not to count once more what is left: the page that asks for it knows how many there are.
+            left, shown = max(int(known) - done, 0), f"{max(int(known) - done, 0):,}" if int(known) else ""
+        else:
+            left, shown = self._left(change) if goes_on else (0, "")
         return {
             "change": change,
             "status": status(change),
@@ -185,6 +198,7 @@ class BulkChangeAdmin(ReadOnlyAdmin):
             "may_go_on": bool(verb and goes_on and may(request, verb)),
             "left": shown,
             "done": done,
+            "done_shown": f"{done:,}",
             "all": done + left if left else 0,
             "percent": f"{done * 100 // (done + left)} %" if left else "",
             **addresses,
@@ -204,15 +218,15 @@ class BulkChangeAdmin(ReadOnlyAdmin):
         change = self._posted(request, change_id)
         if isinstance(change, HttpResponse):
             return change
-        alias = change.database
+        alias, author = change.database, _author(request, change)
         try:
-            after: Any = bulk.step(alias, change.pk, on_changed=_logged(alias))
+            after: Any = bulk.step(alias, change.pk, on_changed=_logged(alias, author))
         except databases.TooSlow:
             said = _("The search takes too long, and so it stands still. Stop it, and search for less.")
             self.message_user(request, said, messages.ERROR)
             return HttpResponseRedirect(self._address("change", change.pk))
         if change.finished_at is None and after.finished_at is not None:
-            _log(_wish(after).user_id, after, CHANGE, f"Ended: {summary(after)}")
+            _log(author, after, CHANGE, f"Ended: {summary(after)}")
         return self._answer(request, change.pk)
 
     def stop_view(self, request: HttpRequest, change_id: UUID) -> HttpResponse:
@@ -222,7 +236,7 @@ class BulkChangeAdmin(ReadOnlyAdmin):
             return change
         if bulk.stop(change.database, change.pk):
             stopped = BulkChange.objects.using(change.database).get(pk=change.pk)
-            _log(int(request.user.pk or 0), stopped, CHANGE, f"Stopped: {summary(stopped)}")
+            _log(request.user.pk, stopped, CHANGE, f"Stopped: {summary(stopped)}")
         return self._answer(request, change.pk)
 
     def _posted(self, request: HttpRequest, change_id: UUID) -> Any:
@@ -248,8 +262,8 @@ class BulkChangeAdmin(ReadOnlyAdmin):
         return reverse(f"admin:dhara_bulkchange_{view}", args=[id_], current_app=self.admin_site.name)
 
 
-def _logged(alias: str) -> Callable[[BulkChange, Tally], None]:
-    return lambda change, tally: wishes.log(_wish(change), alias, tally)
+def _logged(alias: str, author: Any) -> Callable[[BulkChange, Tally], None]:
+    return lambda change, tally: wishes.log(_wish(change, author), alias, tally)
 
 
 def is_going(change: Any) -> bool:

@@ -180,7 +180,8 @@ class Wish(NamedTuple):
     """Who wants what, and why."""
 
     verb: Verb
-    user_id: int
+    #: The primary key of a user, of whatever type that is.
+    user_id: Any
     #: As `operations.change` takes them.
     arguments: Mapping[str, Any] = MappingProxyType({})
     reason: str = ""
