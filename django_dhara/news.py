@@ -26,7 +26,8 @@ Call = Callable[[], Any]
 
 def of_settled(run: Run, outcome: Outcome, state: State) -> list[Call]:
     """What to send for a run that ended in `state`; each call is for the herald."""
-    return [partial(_with_facts, call, run, outcome, state) for call in _calls(run, outcome, state)]
+    calls = _calls(run, outcome, state)
+    return [partial(_with_facts, call, run, outcome, state) for call in calls] if calls else calls
 
 
 def _calls(run: Run, outcome: Outcome, state: State) -> list[Call]:

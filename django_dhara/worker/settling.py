@@ -79,6 +79,8 @@ class Settler:
         self._portion = Portion(MOST_RUNS)
         self._settle_at = 0.0
         self._settled = self._failed = 0
+        #: Is there to be a line for each run? Asked once for many.
+        self._tells_runs = False
 
     def due_at(self, *, at_once: bool) -> float:
         """When to settle next; `at_once`: no ended run waits for others to end. The clerk rings."""
@@ -102,6 +104,7 @@ class Settler:
         if not endings or now < self.due_at(at_once=at_once):
             return
         self._settle_at = now + AGAIN_SECONDS
+        self._tells_runs = events.RUN_ENDED.is_heard
         runs = batch(endings, now, without=self._with_clerk, most=self._portion.size)
         if self._reports.concern(runs):
             self._reports.write(execute)
@@ -172,7 +175,7 @@ class Settler:
             self._failed += answer.state is not State.COMPLETED
             for event in stats.events_of(run, ending, answer.state, run.alias):
                 self._recorder.add(event)
-            if events.RUN_ENDED.is_heard:
+            if self._tells_runs:
                 events.RUN_ENDED.tell(**news.facts(run, ending.outcome, answer.state))
             self._hand.tell(*news.of_settled(run, ending.outcome, answer.state))
         elif answer.refused:
