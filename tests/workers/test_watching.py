@@ -146,6 +146,8 @@ class Screen:
         self._reader.start()
 
     def _own(self):
+        # Whoever runs the tests in the background has it ignored, and so would we.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         fcntl.ioctl(self._slave, termios.TIOCSCTTY, 0)
 
     def _read(self):
