@@ -185,10 +185,16 @@ def _warn_of_other_alias(connection: BaseDatabaseWrapper) -> None:
             )
 
 
+#: The packages whose frames may lie between `enqueue` and who calls it; the tracers wrap `Task.enqueue`.
+_BETWEEN = frozenset(
+    ("django", "django_tasks", "django_dhara", "sentry_sdk", "wrapt", "ddtrace", "newrelic", "opentelemetry")
+)
+
+
 def _level_of_caller() -> int:
     """How many frames lie between here and the code that enqueues; a warning is shown once for each place."""
     level, frame = 0, currentframe()
-    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("django", "django_tasks", "django_dhara"):
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         level, frame = level + 1, frame.f_back
     return level
 

@@ -6,6 +6,7 @@ import math
 import re
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 #: What a reader cannot see, or what changes how the rest is read: control characters, line separators, characters
 #: without width, and those that turn the direction of writing around.
@@ -72,14 +73,22 @@ def capped(count: int, limit: int) -> str:
     return f"{count:,}+" if count >= limit else f"{count:,}"
 
 
+#: Below how many seconds a unit is used, how long it is, and its name, which is translated when it is chosen.
+_UNITS = (
+    (0.9995, 0.001, gettext_noop("ms")),
+    (59.5, 1, gettext_noop("s")),
+    (5400, 60, gettext_noop("min")),
+    (math.inf, 3600, gettext_noop("h")),
+)
+
+
 def short_time(seconds: float | None) -> str:
     """A measured time in about two digits: "3.4 ms", "120 ms", "1.2 s", "2.5 min", "3.1 h"; a dash for none."""
     if seconds is None:
         return "–"
-    units = ((0.9995, 0.001, _("ms")), (59.5, 1, _("s")), (5400, 60, _("min")), (math.inf, 3600, _("h")))
-    size, unit = next((size, unit) for below, size, unit in units if seconds < below)
+    size, unit = next((size, unit) for below, size, unit in _UNITS if seconds < below)
     value = seconds / size
-    return f"{value:.1f} {unit}" if value < 9.95 else f"{value:,.0f} {unit}"
+    return f"{value:.1f} {_(unit)}" if value < 9.95 else f"{value:,.0f} {_(unit)}"
 
 
 def rate(number: float) -> str:

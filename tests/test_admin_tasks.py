@@ -506,10 +506,10 @@ def test_whoever_looks_on_the_log_is_in_the_name_of_who_asked_while_there_is_suc
     other = a_client(*RIGHTS)
     other.post(address("step", change))
     tasks = LogEntry.objects.filter(content_type=ContentType.objects.get_for_model(Task))
-    assert [entry.user for entry in tasks] == [client.user]
+    assert [entry.user for entry in tasks.all()] == [client.user]
     client.user.delete()
     other.post(address("step", change))
-    assert [entry.user for entry in tasks] == [other.user]
+    assert [entry.user for entry in tasks.all()] == [other.user]
 
 
 @pytest.mark.fast

@@ -6,12 +6,14 @@ import logging
 import pytest
 import sentry_sdk
 from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
 
 from django_dhara import lifecycle, news, signals
 from django_dhara.backend import DharaBackend
 from django_dhara.compat import task_finished
 from django_dhara.contrib.sentry import listener
 from django_dhara.contrib.sentry.apps import SentryConfig
+from django_dhara.enqueue import AliasWarning
 from django_dhara.testing import run_all
 from tests.app import tasks
 from tests.observers import report_to
@@ -147,6 +149,13 @@ def test_a_task_that_died_with_its_workers_is_an_event_too(execute, events):
 def test_lines_of_others_are_left_to_sentry(db, events):
     logging.getLogger("shop").error("an error of the shop's own")
     assert len(events) == 1
+
+
+def test_a_warning_points_at_the_call_and_not_at_sentrys_wrapper_of_enqueue(database, events):
+    database("other")
+    with transaction.atomic(using="other"), pytest.warns(AliasWarning) as caught:
+        tasks.add.enqueue(1, 2)
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_without_a_client_nothing_happens(db):

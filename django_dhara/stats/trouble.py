@@ -5,7 +5,7 @@ Looking finds out nothing new: everything is said of what `past` and `present` h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
@@ -82,7 +82,7 @@ def _few(items: list[Item]) -> Iterator[Item]:
     yield from items[:NAMED]
     if (more := len(items) - NAMED) > 0:
         last = items[NAMED]
-        yield replace(last, sentence=_MORE[last.kind](more), queue="", function="", number=more)
+        yield replace(last, sentence=_MORE[last.kind](more) % more, queue="", function="", number=more)
 
 
 def _queues(facts: Facts) -> Iterator[Item]:
@@ -240,13 +240,13 @@ def _retries(facts: Facts) -> Iterator[Item]:
         yield Item("retries", "notice", told, None, number=number)
 
 
-_MORE = {
-    "no_workers": lambda more: _("%s more backends have no worker.") % more,
-    "unserved": lambda more: _("%s more queues need you.") % more,
-    "behind": lambda more: _("%s more queues need you.") % more,
-    "paused": lambda more: _("%s more queues need you.") % more,
-    "failing": lambda more: _("%s more functions fail.") % more,
-    "snapshot": lambda more: _("%s more hold old snapshots.") % more,
+_MORE: dict[Kind, Callable[[int], str]] = {
+    "no_workers": lambda more: ngettext("%s more backend has no worker.", "%s more backends have no worker.", more),
+    "unserved": lambda more: ngettext("%s more queue needs you.", "%s more queues need you.", more),
+    "behind": lambda more: ngettext("%s more queue needs you.", "%s more queues need you.", more),
+    "paused": lambda more: ngettext("%s more queue needs you.", "%s more queues need you.", more),
+    "failing": lambda more: ngettext("%s more function fails.", "%s more functions fail.", more),
+    "snapshot": lambda more: ngettext("%s more holds an old snapshot.", "%s more hold old snapshots.", more),
 }
 
 
