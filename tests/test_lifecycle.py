@@ -752,6 +752,29 @@ def test_losses_count_against_both_budgets(run, columns, state):
     assert (after.state, after.worker_id) == (state, WORKER if state == State.DEAD else None)
 
 
+def a_worker(**columns):
+    return Worker.objects.create(id=WORKER, name="w", host="h", pid=1, concurrency=1, lease_seconds=30, **columns)
+
+
+def test_a_worker_that_gives_signs_of_life_has_another_lease_to_renew(run):
+    worker = a_worker(heartbeat_at=ago(29))
+    task = a_task(State.RUNNING, lease_until=ago(29))
+    assert rescue(run, task) == []
+    Worker.objects.filter(pk=worker.pk).update(heartbeat_at=ago(30))
+    assert [rescued.id for rescued in rescue(run, task)] == [task.id]
+
+
+@pytest.mark.parametrize("columns", [{"heartbeat_at": ago(30)}, {"heartbeat_at": ago(0), "stopped_at": ago(0)}])
+def test_what_a_silent_or_stopped_worker_held_is_taken_when_its_lease_runs_out(run, columns):
+    a_worker(**columns)
+    assert len(rescue(run, a_task(State.RUNNING, lease_until=ago(0.001)))) == 1
+
+
+def test_a_worker_that_never_renews_a_task_loses_it_for_all_its_signs_of_life(run):
+    a_worker(heartbeat_at=ago(0))
+    assert len(rescue(run, a_task(State.RUNNING, lease_until=ago(30)))) == 1
+
+
 def test_a_rescue_that_comes_too_late_takes_nothing(run):
     a_task(State.RUNNING, lease_until=ago(3600))
     [[now]] = run("SELECT extract(epoch FROM statement_timestamp())::float8", {})

@@ -66,7 +66,7 @@ def rescue(
     limit: int = 500,
     until: float = inf,
 ) -> list[Rescued]:
-    """running -> pending, dead or canceled: tasks whose lease ran out.
+    """running -> pending, dead or canceled: tasks whose lease ran out, a lease ago if their worker gives signs of life.
 
     Args:
         grace_seconds: nothing is rescued so soon after a start of the server.
@@ -104,11 +104,24 @@ def _spare(alias: str) -> str:
     return _SPARE.format(abandoned=_abandoned(alias, Task.objects.abandoned()))
 
 
+#: A worker that gives signs of life, but comes to renewing late, since the server is slow, has another lease for it. It
+#: delays nothing after a death: the last sign of life is older than that, and a lease later it counts no more.
+_BEATING = """
+NOT EXISTS (
+    SELECT FROM dhara_worker AS worker
+    WHERE worker.id = dhara_task.worker_id AND worker.stopped_at IS NULL
+      AND least(worker.heartbeat_at, dhara_task.lease_until)
+          > statement_timestamp() - make_interval(secs => worker.lease_seconds)
+)
+"""
+
+
 @cache
 def _rescue(alias: str) -> str:
+    not_beating = condition(_BEATING)
     up_long_enough = condition("statement_timestamp() - pg_postmaster_start_time() > make_interval(secs => %(grace)s)")
     in_time = condition("statement_timestamp() < to_timestamp(%(until)s::float8)")
-    return _RESCUE.format(abandoned=_abandoned(alias, Task.objects.abandoned().filter(up_long_enough, in_time)))
+    return _RESCUE.format(abandoned=_abandoned(alias, Task.objects.abandoned().filter(up_long_enough, in_time, not_beating)))
 
 
 def _abandoned(alias: str, tasks: TaskQuerySet) -> str:

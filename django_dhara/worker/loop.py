@@ -9,7 +9,7 @@ on when the database is back: an outage is not a death.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,7 +19,6 @@ import psycopg
 
 from django_dhara import events, hygiene, lifecycle, meter, news, signals, stats, wakeup
 from django_dhara.conf import Options
-from django_dhara.execution import Run
 from django_dhara.lifecycle import Rescued, Settled, Wanted
 from django_dhara.states import State
 from django_dhara.worker import presence, voice
@@ -28,21 +27,19 @@ from django_dhara.worker.clerk import Clerk
 from django_dhara.worker.ears import Ears
 from django_dhara.worker.hand import Hand, Load
 from django_dhara.worker.lanes import Lanes
+from django_dhara.worker.leases import Leases
 from django_dhara.worker.orders import Orders
-from django_dhara.worker.portion import Portion
 from django_dhara.worker.pulse import Pulse
 from django_dhara.worker.reports import Reports
-from django_dhara.worker.session import Busy, Disconnected, Session
+from django_dhara.worker.session import BUSY_SECONDS, Busy, Disconnected, Session
 from django_dhara.worker.settling import Settler
 
 if TYPE_CHECKING:
     from django_dhara.backend import DharaBackend
     from django_dhara.services import Service
 
-#: Pause after a statement that was refused for a passing reason, and after one that cannot work.
-BUSY_SECONDS, BROKEN_SECONDS = 0.1, 1.0
-#: Leases that one statement renews.
-MOST_RENEWED = 10_000
+#: Pause after a statement that cannot work.
+BROKEN_SECONDS = 1.0
 #: Between two tries to connect; the pause is doubled each time, from a tenth of a second to the second number.
 CONNECT_SECONDS, RECONNECT_SECONDS = 0.05, 3.0
 #: After the drain: for the last words to the database.
@@ -109,14 +106,15 @@ class Worker:
         self._clerk: Clerk[Settled | Exception] = Clerk(clerks_session, self._alarm.ring, self.fail, self._voice)
         self._ears = Ears(options, backend.alias, str(self.id))
         self._reports = Reports(self._alarm.ring)
-        self._renewals = Portion(MOST_RENEWED)
         self._recorder = stats.Recorder(self.id)
         self._hand = Hand(self.id, backend, options, self._reports, ring=self._alarm.ring, fail=self.fail)
         self._orders = Orders(self._hand, self.stop, self._alarm.ring)
         self._settler = Settler(self.id, self._hand, self._reports, self._recorder, self._clerk, options)
+        self._leases = Leases(
+            self.id, self._hand, options, on_lost=self._settler.on_lost, register=self.presence.register
+        )
 
-        self._claim_at = self._renew_at = self._report_at = 0.0
-        self._beat_at = self._check_at = 0.0
+        self._claim_at = self._report_at = self._check_at = 0.0
         self._stats_at, self._summary_at = monotonic() + STATS_SECONDS, monotonic() + SUMMARY_SECONDS
         self._connect_at, self._connect_pause = 0.0, CONNECT_SECONDS
         self._is_registered = self._told_away = self._told_migrations = self._told_draining = False
@@ -233,7 +231,7 @@ class Worker:
         due = [self.pulse.due_at, *([self._check_at] if self._hand.is_busy else [])]
         if not self._session.is_open:
             return min([self._connect_at, *due])
-        due += [self._claim_at, self._renew_at, self._stats_at, *(service.due_at for service in self.services)]
+        due += [self._claim_at, self._leases.due_at, self._stats_at, *(service.due_at for service in self.services)]
         if self._hand.endings:
             due.append(self._settler.due_at(at_once=self._is_stopping))
         if self._reports:
@@ -310,40 +308,10 @@ class Worker:
     def _settle(self) -> None:
         self._settler.settle(self._session.execute, at_once=self._is_stopping)
 
-    # ------------------------------------------------------------------------------------------------- keeping leases
+    # ------------------------------------------------------------------------------------------------- what else is due
 
     def _renew(self) -> None:
-        """Renew the leases of runs that are older than a third of one."""
-        now = monotonic()
-        if now < self._renew_at:
-            return
-        self._renew_at = now + self.options.renew_seconds / 2
-        due = self._hand.to_renew(now + self.options.lease_seconds * 2 / 3)
-        if due or now >= self._beat_at:
-            self._renew_now(due)
-
-    def _renew_now(self, runs: Iterable[Run]) -> None:
-        """All by one statement, with the heartbeat, if the server is fast enough; the first to run out come first."""
-        try:
-            self._renewals.each(sorted(runs, key=lambda run: run.lease_ends), self._renew_part)
-        except Busy:
-            self._renew_at = monotonic() + BUSY_SECONDS
-            raise
-
-    def _renew_part(self, runs: Sequence[Run]) -> None:
-        asked = monotonic()
-        leases = [run.key for run in runs]
-        answer = lifecycle.renew(self._session.execute, self.id, leases, lease_seconds=self.options.lease_seconds)
-        self._beat_at = asked + self.options.renew_seconds
-        for run in runs:
-            if run.key in answer.renewed:
-                run.lease_ends, run.at_risk = asked + self.options.lease_seconds, False
-            elif run.key in answer.refused and run not in self._hand.endings:
-                # One that has ended may be settled already, by a statement whose answer never came: settling finds out.
-                self._hand.lose(run)
-                self._settler.on_lost(run)
-        if not answer.registered:
-            self.presence.register(self._session.execute)
+        self._leases.renew(self._session.execute)
 
     def _tell_memory(self) -> None:
         self.presence.tell_memory(self._session.execute, self._hand.children)
@@ -393,7 +361,7 @@ class Worker:
         if not self._is_registered and not self._is_migrated():
             return False
         self.presence.register(self._session.execute)
-        self._renew_now(self._hand.runs)
+        self._leases.renew_all(self._session.execute)
         self._hand.resume()
         if self._told_away:
             events.DATABASE_BACK.tell(worker=self.presence.name)
@@ -431,8 +399,6 @@ class Worker:
             self._strays_at[0] = monotonic() + BUSY_SECONDS
             self._settler.hand_back_strays(self._session.execute)
             self._strays_at.pop(0)
-
-    # ------------------------------------------------------------------------------------------------- the rest
 
     def _tick_services(self) -> None:
         for service in self.services:

@@ -44,8 +44,11 @@ class Portion:
                 return
 
     def failed(self, size: int) -> None:
-        """A statement of so many rows came to nothing: the next one has half of them."""
-        self.size = max(size // 2, self.LEAST)
+        """A statement of so many rows came to nothing: the next one has a quarter of them.
+
+        Each failure takes almost a third of a lease, so that there is time for few.
+        """
+        self.size = max(size // 4, self.LEAST)
 
     def succeeded(self) -> None:
         """The next one may have a few more."""

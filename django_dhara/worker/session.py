@@ -43,6 +43,10 @@ class Disconnected(Exception):
         return (getattr(self.__cause__, "sqlstate", None) or "").startswith("53")
 
 
+#: Pause after a statement that was refused for a passing reason.
+BUSY_SECONDS = 0.1
+
+
 class Busy(Exception):
     """The statement was refused for a passing reason and did nothing."""
 

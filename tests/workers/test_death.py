@@ -283,6 +283,21 @@ def test_leases_are_kept_where_the_server_cannot_renew_all_at_once(crew, databas
     until(lambda: database.states(*tasks) == ["COMPLETED"] * 60)
 
 
+def test_a_worker_that_comes_to_renewing_late_loses_nothing(crew, database, tmp_path):
+    worker = crew.start("--concurrency", "60", DHARA_MAX_PREFETCH=0, DHARA_LEASE_SECONDS=2)
+    reaper = crew.run("dhara_reaper", DHARA_LEASE_SECONDS=2)
+    tasks = [database.add("hold", f"held {n}", str(tmp_path / "go")) for n in range(60)]
+    until(lambda: database.effects() == 60)
+    with slow_renewals(database, 0.02):  # all of them in 1.2 s; a statement has 0.48 s
+        worker.says("tries again: canceling statement due to statement timeout")
+        until(lambda: database.value("SELECT min(lease_until) < now() FROM dhara_task"))  # there is something to take
+        for_as_long_as(6.0, lambda: database.value("SELECT sum(lost) FROM dhara_task") == 0)
+    (tmp_path / "go").touch()
+    until(lambda: database.states(*tasks) == ["COMPLETED"] * 60)
+    assert database.rows("SELECT DISTINCT lease, lost FROM dhara_task") == [(1, 0)]
+    assert reaper.stop() == 0
+
+
 def test_a_rescue_that_a_silent_network_delivers_late_takes_nothing(crew, database, proxy):
     reaper = crew.run("dhara_reaper", **proxy.env)  # it has nothing else to say
     until(lambda: proxy.passed > 20)

@@ -30,11 +30,11 @@ def test_all_at_once_while_that_works_and_one_statement_for_nothing():
     assert said(Portion(100), 0) == [0]
 
 
-def test_half_after_a_failure_and_a_few_more_after_each_success():
+def test_a_quarter_after_a_failure_and_a_few_more_after_each_success():
     portion = Portion(100)
     assert said(portion, 80, most=50) == [80, "busy"]
-    assert said(portion, 80, most=60) == [40, 40]
-    assert said(portion, 200)[:4] == [64, 81, 55]
+    assert said(portion, 80, most=60) == [20, 26, 33, 1]
+    assert said(portion, 200)[:3] == [53, 67, 80]
 
 
 def test_never_less_than_the_least():
