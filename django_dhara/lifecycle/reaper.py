@@ -106,7 +106,7 @@ def _spare(alias: str) -> str:
 
 #: A worker that gives signs of life, but comes to renewing late, since the server is slow, has another lease for it. It
 #: delays nothing after a death: the last sign of life is older than that, and a lease later it counts no more.
-_BEATING = """
+_NOT_BEATING = """
 NOT EXISTS (
     SELECT FROM dhara_worker AS worker
     WHERE worker.id = dhara_task.worker_id AND worker.stopped_at IS NULL
@@ -118,10 +118,10 @@ NOT EXISTS (
 
 @cache
 def _rescue(alias: str) -> str:
-    not_beating = condition(_BEATING)
     up_long_enough = condition("statement_timestamp() - pg_postmaster_start_time() > make_interval(secs => %(grace)s)")
     in_time = condition("statement_timestamp() < to_timestamp(%(until)s::float8)")
-    return _RESCUE.format(abandoned=_abandoned(alias, Task.objects.abandoned().filter(up_long_enough, in_time, not_beating)))
+    tasks = Task.objects.abandoned().filter(up_long_enough, in_time, condition(_NOT_BEATING))
+    return _RESCUE.format(abandoned=_abandoned(alias, tasks))
 
 
 def _abandoned(alias: str, tasks: TaskQuerySet) -> str:
