@@ -8,7 +8,7 @@ and nothing has to be read at once.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
@@ -99,24 +99,24 @@ def page(alias: str, search: Search, *, cursor: str = "", size: int = 100, now: 
     where = source(search, alias, now)
     at = _read_cursor(cursor, where) if cursor else _Cursor()
     matching = conditions(uncovered(search, where), alias, now)
-    return _patiently(alias, search, where, lambda window: _page(alias, where, matching, at, size, window))
+    return _patiently(alias, search, lambda window: _page(alias, where, matching, at, size, window))
 
 
-#: Ends come from their index in order, those of one moment sorted by id. Without statistics the planner believes in a
-#: few moments with thousands of ends each, and would rather read all rows and sort them.
-_PRESORTED: Mapping[str, Mapping[str, str]] = {"id": {}, "finished_at": {"enable_sort": "off"}}
+#: Rows come from an index in order. With statistics that are missing, or of long ago, the planner believes in a few
+#: rows beyond the cursor, or in a few moments with thousands of ends each, and would rather read all and sort them.
+_PRESORTED = {"enable_sort": "off"}
 
 
-def _patiently(alias: str, search: Search, where: Source, ask: Callable[[int], _Answer]) -> _Answer:
+def _patiently(alias: str, search: Search, ask: Callable[[int], _Answer]) -> _Answer:
     """The answer of the largest window that is not too slow. Only payloads make a small one necessary."""
     windows = WINDOWS if any(term.field.startswith(PAYLOAD) for term in search.terms) else WINDOWS[:1]
     for window in windows[:-1]:
         try:
-            with time_limit(alias, PATIENCE, **_PRESORTED[where.key]):
+            with time_limit(alias, PATIENCE, **_PRESORTED):
                 return ask(window)
         except TooSlow:
             continue
-    with time_limit(alias, 2 * PATIENCE, **_PRESORTED[where.key]):
+    with time_limit(alias, 2 * PATIENCE, **_PRESORTED):
         return ask(windows[-1])
 
 
@@ -208,7 +208,7 @@ def count(
         looked = _looked(where, end, window, is_full=number > most)
         return Found(min(number, most), more, _estimate(alias, search, now) if number > most else None, looked)
 
-    return _patiently(alias, search, where, ask)
+    return _patiently(alias, search, ask)
 
 
 def _estimate(alias: str, search: Search, now: datetime) -> int | None:
@@ -251,7 +251,7 @@ def walk(alias: str, search: Search, *, below: UUID, size: int, until: datetime 
         end = _end(where, at, window)
         return Walked([id_ for [id_] in found], end[0] if end else None)
 
-    return _patiently(alias, search, where, ask)
+    return _patiently(alias, search, ask)
 
 
 def _enqueued(until: datetime | None) -> Q:
