@@ -7,11 +7,14 @@ the page.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from html import unescape
 from typing import Any
+from urllib.parse import urlencode
 
 os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.ours.admin_settings"
 
@@ -25,6 +28,7 @@ from django.db import connection
 from django.test import Client
 
 from benchmarks.workloads.pages import PAGES
+from django_dhara.admin.dead import letters
 from django_dhara.models import Task
 
 #: Requests of each page that do not count: templates are compiled, statements prepared.
@@ -36,7 +40,7 @@ def main(count: int) -> None:
     call_command("migrate", verbosity=0)
     client = Client()
     client.force_login(User.objects.create_superuser("operator"))
-    chosen = {"dead_task": Task.objects.filter(state="DEAD").values_list("pk", flat=True)[0]}
+    chosen = _chosen(client)
     for number, address in enumerate(PAGES.values()):
         for place in range(_UNMEASURED + count):
             with _longest_query() as longest:
@@ -49,6 +53,24 @@ def main(count: int) -> None:
             if place >= _UNMEASURED:
                 _keep("bench_sent", number, seconds)
                 _keep("bench_started", number, max(longest))
+
+
+def _chosen(client: Client) -> dict[str, object]:
+    """What the pages of one thing are of."""
+    return {
+        "dead_task": Task.objects.filter(state="DEAD").values_list("pk", flat=True)[0],
+        "group": urlencode(letters("default").groups[0].parameters),
+        **{kind: _linked(client, kind) for kind in ("queue", "worker")},
+    }
+
+
+def _linked(client: Client, kind: str) -> str:
+    """The end of the first address that a list leads to."""
+    page = client.get(f"/admin/dhara/{kind}/").content.decode()
+    found = re.search(rf'href="/admin/dhara/{kind}/([^"]+/change/[^"]*)"', page)
+    if found is None:
+        raise SystemExit(f"the list of {kind}s leads to none")
+    return unescape(found[1])
 
 
 @contextmanager

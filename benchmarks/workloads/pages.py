@@ -12,7 +12,8 @@ from benchmarks.targets import Target
 from benchmarks.trial import Lane, Told
 from benchmarks.workloads.workload import US, Metric, Outcome, Scale, Workload
 
-#: Every page, by name. `{dead_task}` is the id of a task that died.
+#: Every page, by name. `{dead_task}` is the id of a task that died, `{group}` says a group of dead letters, `{queue}`
+#: and `{worker}` end an address.
 PAGES = {
     "overview": "/admin/dhara/",
     "overview, 7 days": "/admin/dhara/?range=7d",
@@ -20,8 +21,17 @@ PAGES = {
     "tasks, dead": "/admin/dhara/task/?state=DEAD",
     "tasks, pending in a queue": "/admin/dhara/task/?state=PENDING&queue=queue-3",
     "tasks, of a function": "/admin/dhara/task/?function=shop.tasks.f7",
+    "search, dead of a function and error": "/admin/dhara/task/?q=state:dead+function:f7+error:Error3",
+    "search, part of a name": "/admin/dhara/task/?q=f7+after:2h",
+    "search, payload": "/admin/dhara/task/?q=payload.args:nothing",
     "one task": "/admin/dhara/task/{dead_task}/change/",
+    "dead letters": "/admin/dhara/task/dead/",
+    "dead letters, a group": "/admin/dhara/task/dead/group/?{group}",
+    "queues": "/admin/dhara/queue/",
+    "one queue": "/admin/dhara/queue/{queue}",
     "workers": "/admin/dhara/worker/",
+    "one worker": "/admin/dhara/worker/{worker}",
+    "bulk changes": "/admin/dhara/bulkchange/",
 }
 
 _ID = "(lpad(to_hex({first} + i), 12, '0') || '7' || left(md5(i::text), 3) || 'a' || right(md5(i::text), 15))::uuid"
