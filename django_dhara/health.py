@@ -109,8 +109,8 @@ def worker(execute: Execute, backends: list[str], wanted: Wanted) -> Finding:
     return Finding("worker", True, f"worker {name} {state}, last sign of life {max(silent, 0):.0f} s ago")
 
 
-#: A lease that ran out is taken back within a sweep, and after an outage, or while its worker gives signs of life, within
-#: a lease more; after twice that nobody is there who does it.
+#: A lease that ran out is taken back within a sweep, or, after an outage or while its worker gives signs of life,
+#: within a lease more; after twice that nobody is there who does it.
 _OVERDUE = """/* dhara:health_overdue */
 SELECT 1 FROM dhara_task
 WHERE state = 'RUNNING' AND backend = %(backend)s
