@@ -1,7 +1,7 @@
 """Every write of a task's state after its insert: one function per arrow of `states.py`.
 
     claim.py     pending -> running
-    runs.py      what a run writes: settle, renew, report
+    runs.py      what a run writes: settle, renew, report; what its worker writes: beat
     reaper.py    what nobody's run writes: rescue, spare, prune
     operator.py  what a person asks for: cancel, revive, copy, run now, put off, move, delete
 
@@ -39,6 +39,7 @@ from django_dhara.lifecycle.runs import (
     Renewal,
     Report,
     Settled,
+    beat,
     owned,
     renew,
     report,
@@ -59,6 +60,7 @@ __all__ = [
     "Tally",
     "View",
     "Wanted",
+    "beat",
     "cancel",
     "cancel_all",
     "change_priority_all",

@@ -204,8 +204,12 @@ class Renewal(NamedTuple):
     registered: bool
 
 
-#: The worker's own row is skipped if somebody has it locked: it is for people, and must not cost a lease.
-_RENEW = """/* dhara:renew */
+#: The worker's own row is skipped if somebody has it locked: that must not cost a lease.
+_BEAT = """
+    UPDATE dhara_worker SET heartbeat_at = statement_timestamp()
+    WHERE id = (SELECT id FROM dhara_worker WHERE id = %(worker)s FOR NO KEY UPDATE SKIP LOCKED)
+"""
+_RENEW = f"""/* dhara:renew */
 WITH mine AS MATERIALIZED (
     SELECT *, 'RUNNING' AS state FROM unnest(%(id)s::uuid[], %(lease)s::bigint[]) AS mine(id, lease)
 ),
@@ -218,10 +222,7 @@ renewed AS (
     FROM held WHERE task.id = held.id AND task.lease = held.lease AND task.state = held.state
     RETURNING task.id, task.lease
 ),
-beat AS (
-    UPDATE dhara_worker SET heartbeat_at = statement_timestamp()
-    WHERE id = (SELECT id FROM dhara_worker WHERE id = %(worker)s FOR NO KEY UPDATE SKIP LOCKED)
-)
+beat AS ({_BEAT})
 SELECT mine.id, mine.lease, (mine.id, mine.lease) IN (SELECT id, lease FROM renewed),
        coalesce(task.state IN ('RUNNING', 'COMPLETED'), false)
 FROM mine LEFT JOIN dhara_task AS task ON task.id = mine.id AND task.lease = mine.lease
@@ -250,6 +251,11 @@ def renew(execute: Execute, worker: UUID, leases: Sequence[tuple[UUID, int]], *,
         elif not is_owned:
             refused.add((id_, lease))
     return Renewal(renewed, refused, registered)
+
+
+def beat(execute: Execute, worker: UUID) -> None:
+    """Give a sign of life and nothing else: it needs no task, and is written even where those are slow or locked."""
+    execute(f"/* dhara:beat */ {_BEAT}", {"worker": worker})
 
 
 class Report(NamedTuple):

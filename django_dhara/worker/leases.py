@@ -45,8 +45,8 @@ class Leases:
         #: When to look again, by the monotonic clock.
         self.due_at = 0.0
         self._beat_at = 0.0
-        #: The last renewal was given up for want of time.
-        self._is_late = False
+        #: The last renewal was given up for want of time, and the next comes before anything that could wait.
+        self.is_late = False
 
     def renew(self, execute: Execute) -> None:
         """Renew those that are older than a third of their length."""
@@ -54,11 +54,10 @@ class Leases:
         if now < self.due_at:
             return
         self.due_at = now + self._options.renew_seconds / 2
-        if self._is_late:
-            self._renew_part(execute, ())  # a sign of life alone, which needs no row of a task, makes the reapers wait
-            self._is_late = False
+        if self.is_late:
+            lifecycle.beat(execute, self._worker)  # the reapers wait
         due = self._hand.to_renew(now + self._options.lease_seconds * 2 / 3)
-        if due or now >= self._beat_at:
+        if due or self.is_late or now >= self._beat_at:
             self._renew(execute, due)
 
     def renew_all(self, execute: Execute) -> None:
@@ -72,8 +71,9 @@ class Leases:
                 sorted(runs, key=lambda run: run.lease_ends), lambda part: self._renew_part(execute, part)
             )
         except Busy:
-            self.due_at, self._is_late = monotonic() + BUSY_SECONDS, True
+            self.due_at, self.is_late = monotonic() + BUSY_SECONDS, True
             raise
+        self.is_late = False
 
     def _renew_part(self, execute: Execute, runs: Sequence[Run]) -> None:
         asked = monotonic()

@@ -199,10 +199,12 @@ class Worker:
         )
 
     def _speak(self) -> None:
-        """Say to the database what is due, the most urgent first."""
+        """Say to the database what is due, the most urgent first; nothing else while leases cannot be renewed."""
+        for action in (self._settle, self._renew):
+            self._attempt(action)
+        if self._leases.is_late:
+            return
         actions = (
-            self._settle,
-            self._renew,
             self._tell_memory,
             self._report,
             self._answer,
@@ -226,14 +228,17 @@ class Worker:
                 self._claim_at = self._pauses_until = monotonic() + BROKEN_SECONDS
 
     def _next_due(self) -> float:
-        if self._session.is_open and self._may_claim_more():
-            return 0.0
         due = [self.pulse.due_at, *([self._check_at] if self._hand.is_busy else [])]
         if not self._session.is_open:
             return min([self._connect_at, *due])
-        due += [self._claim_at, self._leases.due_at, self._stats_at, *(service.due_at for service in self.services)]
+        due.append(self._leases.due_at)
         if self._hand.endings:
             due.append(self._settler.due_at(at_once=self._is_stopping))
+        if self._leases.is_late:
+            return min(due)
+        if self._may_claim_more():
+            return 0.0
+        due += [self._claim_at, self._stats_at, *(service.due_at for service in self.services)]
         if self._reports:
             due.append(self._report_at)
         return min(due + self._strays_at[:1])

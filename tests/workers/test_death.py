@@ -298,6 +298,20 @@ def test_a_worker_that_comes_to_renewing_late_loses_nothing(crew, database, tmp_
     assert reaper.stop() == 0
 
 
+def test_a_worker_gives_signs_of_life_while_the_tasks_are_locked(crew, database, tmp_path):
+    worker = crew.start(DHARA_LEASE_SECONDS=2)
+    task = database.add("hold", "held", str(tmp_path / "go"))
+    until(lambda: database.effects() == 1)
+    with database.connection.transaction():
+        database.rows("LOCK TABLE dhara_task")
+        worker.says("tries again")
+        age = "SELECT extract(epoch FROM clock_timestamp() - max(heartbeat_at)) FROM dhara_worker"
+        for_as_long_as(4.0, lambda: database.value(age) < 2.0)
+    (tmp_path / "go").touch()
+    until(lambda: database.states(task) == ["COMPLETED"])
+    assert database.rows("SELECT lease, lost FROM dhara_task") == [(1, 0)]
+
+
 def test_a_rescue_that_a_silent_network_delivers_late_takes_nothing(crew, database, proxy):
     reaper = crew.run("dhara_reaper", **proxy.env)  # it has nothing else to say
     until(lambda: proxy.passed > 20)
