@@ -1,4 +1,4 @@
-"""The worker's own row: who it is, for people to see. Recovery of tasks does not need it."""
+"""The worker's own row: who it is, for people, and a sign of life, for reapers. Recovery of tasks does not need it."""
 
 from __future__ import annotations
 
