@@ -67,7 +67,7 @@ def facts(run: Run, outcome: Outcome, state: State) -> dict[str, Any]:
         "attempt": run.claim.attempt,
         "worker_id": run.worker,
         "duration": 0.0 if run.seconds is None else round(run.seconds, 6),
-        "outcome": outcome.verb,
+        "outcome": "cancel" if state is State.CANCELED else outcome.verb,
         "state": state.value,
         **({"error_class": error.class_path, "fingerprint": error.fingerprint} if error else {}),
     }

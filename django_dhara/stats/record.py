@@ -52,10 +52,12 @@ def events_of(run: Run, ending: Ending, state: State, backend: str) -> Iterator[
     claim, what = run.claim, _COUNTED_AS.get(ending.outcome.verb)
     if state is State.COMPLETED:
         what = "completed"  # an atomic run whose commit was carried out, although its answer never came
+    elif state is State.CANCELED:
+        what = "canceled"  # whatever the function made of it: it did as it was told
     if what:
         yield Event(backend, claim.queue, claim.function, what, ending.seconds, claim.waited)
-    if state in (State.DEAD, State.CANCELED):
-        yield Event(backend, claim.queue, claim.function, state.value.lower())
+    if state is State.DEAD:
+        yield Event(backend, claim.queue, claim.function, "dead")
 
 
 @dataclass(slots=True)

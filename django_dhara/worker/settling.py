@@ -20,7 +20,7 @@ from django_dhara.conf import Options
 from django_dhara.execution import Run
 from django_dhara.lifecycle import Ending, Settled
 from django_dhara.sql import Execute
-from django_dhara.states import Completed, Error, HandedBack, State
+from django_dhara.states import Completed, Error, HandedBack
 from django_dhara.worker.clerk import Clerk
 from django_dhara.worker.portion import Portion
 from django_dhara.worker.session import Busy
@@ -93,7 +93,7 @@ class Settler:
         return max(self._settle_at, self._hand.oldest_ending + FLUSH_SECONDS if waits else 0.0)
 
     def count(self) -> tuple[int, int]:
-        """How many runs were settled since the last call, and how many of them did not succeed."""
+        """How many runs were settled since the last call, and how many of them failed."""
         counted, self._settled, self._failed = (self._settled, self._failed), 0, 0
         return counted
 
@@ -172,8 +172,8 @@ class Settler:
         elif answer.state is not None:
             ending = self._hand.forget(run)
             self._settled += 1
-            self._failed += answer.state is not State.COMPLETED
             for event in stats.events_of(run, ending, answer.state, run.alias):
+                self._failed += event.what == "failed"
                 self._recorder.add(event)
             if self._tells_runs:
                 events.RUN_ENDED.tell(**news.facts(run, ending.outcome, answer.state))

@@ -34,7 +34,7 @@ def test_a_running_function_hears_of_its_cancel_within_a_second(crew, database, 
 @pytest.mark.parametrize("way", WAYS)
 def test_after_a_cancel_a_success_is_completed_and_anything_else_canceled(crew, database, way):  # G01, G02
     flags, name = WAYS[way]
-    crew.start(*flags)
+    worker = crew.start(*flags)
     tasks = {how: add(database, name, how) for how in HOWS}
     until(lambda: all(database.effects(how) == 1 for how in HOWS), 30)
     leases = {how: database.task(task)["lease"] for how, task in tasks.items()}
@@ -45,6 +45,10 @@ def test_after_a_cancel_a_success_is_completed_and_anything_else_canceled(crew, 
         assert (database.effects(how), database.effects(f"{how} heard")) == (1, 1), how
         assert database.task(task)["lease"] == leases[how], how
         assert cancel(task) == "finished"
+    assert worker.stop() == 0
+    counted = database.rows("SELECT sum(completed), sum(failed), sum(canceled) FROM dhara_minute")
+    assert counted == [(1, 0, len(HOWS) - 1)], "a cancel is no failure of the function"
+    worker.says("runs, 0 failed")
 
 
 @pytest.mark.parametrize("flags", [(), ("--processes", "1")], ids=["threads", "processes"])
