@@ -264,9 +264,7 @@ WORKER_RELEASES = _of_workers("worker.releases", WARNING, "Worker %(worker)s rel
 WORKER_FAILS = _of_workers("worker.fails", ERROR, "Worker %(worker)s stops: %(reason)s")
 WORKER_DIED = _of_workers("worker.died", ERROR, "The control loop of worker %(worker)s has died")
 THREAD_DIED = _of_workers("worker.thread_died", ERROR, "Thread %(thread)s has died")
-WORKER_SUMMARY = _of_workers(
-    "worker.summary", INFO, "Worker %(worker)s settled %(settled)d runs, %(failed)d failed"
-)
+WORKER_SUMMARY = _of_workers("worker.summary", INFO, "Worker %(worker)s settled %(settled)d runs, %(failed)d failed")
 METRICS_FAILED = _of_tasks(
     "metrics.failed", WARNING, "The metrics lack the %(part)s in database '%(database)s': %(reason)s"
 )

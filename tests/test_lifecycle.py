@@ -3,6 +3,7 @@
 import re
 from datetime import UTC, datetime, timedelta
 from itertools import product
+from time import monotonic
 from uuid import UUID, uuid4
 
 import pytest
@@ -750,6 +751,16 @@ def test_losses_count_against_both_budgets(run, columns, state):
     assert [rescued.state for rescued in rescue(run, task)] == [state]
     after = fresh(task)
     assert (after.state, after.worker_id) == (state, WORKER if state == State.DEAD else None)
+
+
+def test_what_is_settled_after_an_outage_began_when_it_began(run):
+    task = a_task(State.RUNNING)
+    ending = an_ending(task, "fail", seconds=2.0)._replace(ended=monotonic() - 50)
+    lifecycle.settle(run, WORKER, [ending], max_interrupted=MAX_INTERRUPTED)
+    [attempt] = Attempt.objects.all()
+    assert Attempt.objects.filter(ended_at__range=(ago(60), ago(50))).exists()
+    for began in (fresh(task).attempted_at, attempt.started_at):
+        assert attempt.ended_at - began == timedelta(seconds=2)
 
 
 def a_worker(**columns):

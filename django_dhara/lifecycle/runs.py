@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from time import monotonic
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -15,13 +16,15 @@ from django_dhara.states import Completed, Discarded, Error, Failed, HandedBack,
 class Ending(NamedTuple):
     """One run and how it ended.
 
-    `seconds` is how long the function ran, by the worker's monotonic clock; None if it was never started.
+    `seconds` is how long the function ran, by the worker's monotonic clock; None if it was never started. `ended` is
+    when that was over, by the same clock; None: just now. An outage may lie between that and the settle.
     """
 
     id: UUID
     lease: int
     outcome: Outcome
     seconds: float | None
+    ended: float | None = None
 
     def minimal(self) -> Ending:
         """The same ending without what the database might refuse: finished work must not run again for that."""
@@ -56,13 +59,13 @@ class Settled(NamedTuple):
 _SETTLE = """/* dhara:settle */
 WITH ending AS MATERIALIZED (
     SELECT *, 'RUNNING' AS state FROM unnest(
-        %(id)s::uuid[], %(lease)s::bigint[], %(verb)s::text[], %(seconds)s::float8[], %(delay)s::float8[],
-        %(result)s::text[]::jsonb[], %(class)s::text[], %(message)s::text[], %(traceback)s::text[],
+        %(id)s::uuid[], %(lease)s::bigint[], %(verb)s::text[], %(seconds)s::float8[], %(ago)s::float8[],
+        %(delay)s::float8[], %(result)s::text[]::jsonb[], %(class)s::text[], %(message)s::text[], %(traceback)s::text[],
         %(fingerprint)s::text[]) WITH ORDINALITY
-    AS ending(id, lease, verb, seconds, delay, result, class, message, traceback, fingerprint, nr)
+    AS ending(id, lease, verb, seconds, ago, delay, result, class, message, traceback, fingerprint, nr)
 ),
 held AS MATERIALIZED (
-    SELECT ending.*,
+    SELECT ending.*, statement_timestamp() - make_interval(secs => ending.ago) AS ended_at,
            ending.verb IN ('fail', 'time out', 'discard') AS failed,
            CASE WHEN ending.verb = 'complete' THEN 'COMPLETED'
                 WHEN task.cancel_requested_at IS NOT NULL THEN 'CANCELED'
@@ -80,7 +83,7 @@ settled AS (
     SET state = held.next,
         lease_until = NULL,
         worker_id = CASE WHEN held.next <> 'PENDING' THEN task.worker_id END,
-        finished_at = CASE WHEN held.next <> 'PENDING' THEN statement_timestamp() END,
+        finished_at = CASE WHEN held.next <> 'PENDING' THEN held.ended_at END,
         run_at = CASE WHEN held.next = 'PENDING' AND held.delay IS NOT NULL
                       THEN statement_timestamp() + make_interval(secs => held.delay) ELSE task.run_at END,
         failures = task.failures + held.failed::int,
@@ -91,20 +94,19 @@ settled AS (
         error_fingerprint = CASE WHEN held.failed OR held.next = 'DEAD' THEN held.fingerprint
                                  ELSE task.error_fingerprint END,
         attempted_at = CASE WHEN held.seconds IS NOT NULL
-                            THEN statement_timestamp() - make_interval(secs => held.seconds)
+                            THEN held.ended_at - make_interval(secs => held.seconds)
                             WHEN task.started_at <> task.attempted_at THEN task.attempted_at END,
         started_at = CASE WHEN task.started_at <> task.attempted_at THEN task.started_at
-                          ELSE statement_timestamp() - make_interval(secs => held.seconds) END
+                          ELSE held.ended_at - make_interval(secs => held.seconds) END
     FROM held WHERE task.id = held.id AND task.lease = held.lease AND task.state = held.state
-    RETURNING task.id, task.lease, task.state, task.attempted_at,
+    RETURNING task.id, task.lease, task.state, task.attempted_at, held.ended_at,
               task.failures + task.lost + (NOT held.failed)::int AS number,
               held.nr, held.failed, held.verb, held.class, held.message, held.traceback, %(worker)s::uuid AS worker_id
 ),
 history AS (
     INSERT INTO dhara_attempt (task_id, lease, number, worker_id, started_at, ended_at, ended, error_class, message,
                                traceback)
-    SELECT id, lease, number, worker_id, coalesce(attempted_at, statement_timestamp()),
-           statement_timestamp(),
+    SELECT id, lease, number, worker_id, coalesce(attempted_at, ended_at), ended_at,
            CASE verb WHEN 'time out' THEN 'TIMED_OUT' WHEN 'interrupt' THEN 'INTERRUPTED' ELSE 'FAILED' END,
            class, coalesce(message, ''), coalesce(traceback, '')
     FROM settled WHERE failed OR (verb = 'interrupt' AND state = 'DEAD')
@@ -118,7 +120,8 @@ def settle(execute: Execute, worker: UUID, endings: Sequence[Ending], *, max_int
 
     A failure, a loss or an interruption is counted here, in the same statement that changes the state.
     """
-    columns = zip(*[_columns(ending) for ending in endings], strict=True)
+    now = monotonic()
+    columns = zip(*[_columns(ending, now) for ending in endings], strict=True)
     parameters: dict[str, Any] = dict(zip(_COLUMNS, map(array, columns), strict=True))
     rows = execute(_SETTLE, parameters | {"worker": worker, "max_interrupted": max_interrupted})
     answers: list[Settled | None] = [None] * len(endings)
@@ -130,13 +133,13 @@ def settle(execute: Execute, worker: UUID, endings: Sequence[Ending], *, max_int
 
 
 _SETTLED = {state.value: Settled(state) for state in State}
-_COLUMNS = ("id", "lease", "verb", "seconds", "delay", "result", "class", "message", "traceback", "fingerprint")
+_COLUMNS = ("id", "lease", "verb", "seconds", "ago", "delay", "result", "class", "message", "traceback", "fingerprint")
 
 
-def _columns(ending: Ending) -> tuple[Any, ...]:
-    outcome = ending.outcome
+def _columns(ending: Ending, now: float) -> tuple[Any, ...]:
+    outcome, ago = ending.outcome, 0.0 if ending.ended is None else now - ending.ended
     if isinstance(outcome, Completed):  # nearly all of them
-        return ending.id, ending.lease, "complete", ending.seconds, None, outcome.result, None, None, None, None
+        return ending.id, ending.lease, "complete", ending.seconds, ago, None, outcome.result, None, None, None, None
     error: Error | None = None
     delay: float | None = None
     match outcome:
@@ -149,7 +152,7 @@ def _columns(ending: Ending) -> tuple[Any, ...]:
         case _:
             delay = outcome.delay
     told = (error.class_path, error.message, error.traceback, error.fingerprint) if error else (None,) * 4
-    return ending.id, ending.lease, outcome.verb, ending.seconds, delay, None, *told
+    return ending.id, ending.lease, outcome.verb, ending.seconds, ago, delay, None, *told
 
 
 def settle_in_transaction(execute: Execute, worker: UUID, ending: Ending) -> State:

@@ -262,7 +262,7 @@ class Hand:
         if not self.endings:
             self.oldest_ending = monotonic()
         seconds = None if isinstance(outcome, HandedBack) else run.seconds
-        self.endings[run] = Ending(run.claim.id, run.claim.lease, outcome, seconds)
+        self.endings[run] = Ending(run.claim.id, run.claim.lease, outcome, seconds, monotonic())
 
     def _close_run(self, run: Run) -> None:
         self._open.discard(run)
