@@ -462,18 +462,20 @@ def test_a_selection_of_what_is_no_id_is_a_bad_request(client, ids):
     assert client.post(LIST, {"action": "cancel", "_selected_action": ids, "confirmed": "1"}).status_code == 400
 
 
-def test_a_button_is_shown_only_where_it_would_change_something(client):
+def test_a_button_is_shown_only_where_it_would_change_something(db):
+    client = a_client(superuser=True)
+    moves = ["snooze", "change_priority", "change_queue"]
     useful = {
-        a_task(): ["cancel"],
-        a_task(run_at=ahead(60)): ["run_now", "cancel"],
+        a_task(): ["cancel", *moves],
+        a_task(run_at=ahead(60)): ["run_now", "cancel", *moves],
         a_task(State.RUNNING): ["cancel"],
         a_task(State.RUNNING, cancel_requested_at=Now()): [],
-        a_task(State.COMPLETED): [],
-        a_task(State.DEAD): ["retry"],
-        a_task(State.CANCELED): ["retry"],
+        a_task(State.COMPLETED): ["delete_finished"],
+        a_task(State.DEAD): ["retry", "copy", "delete_finished"],
+        a_task(State.CANCELED): ["retry", "copy", "delete_finished"],
     }
     for task, verbs in useful.items():
-        assert [verb.name for verb, _ in client.get(page_of(task)).context["buttons"]] == verbs
+        assert [shown.verb.name for shown in client.get(page_of(task)).context["buttons"]] == verbs
 
 
 # Workers

@@ -354,9 +354,11 @@ def test_each_action_takes_a_permission_of_its_own(db, verb):
     assert act(without, verb, [], select_across="1", **more).status_code == 403
     assert without.post(button(verb, task), {"confirmed": "yes", **more}).status_code == 403
     assert f'<option value="{verb}"' not in without.get(LIST).content.decode()
+    assert button(verb, task) not in without.get(page_of(task)).content.decode()
     assert everything() == before
     assert not BulkChange.objects.exists()
     assert f'<option value="{verb}"' in with_.get(LIST).content.decode()
+    assert button(verb, task) in with_.get(page_of(task)).content.decode()
     assert act(with_, verb, [task], **more).status_code == 200
     assert everything() != before
 
@@ -476,7 +478,7 @@ def test_a_bulk_change_is_made_step_by_step_and_sums_up_what_it_did(client):
     assert url == address("change", change)
     seen = shown(client.get(url))
     assert "Under way 0 retried." in seen
-    assert "5 are left" in seen
+    assert "left: 5" in seen
     assert fresh(dead[0]).state == State.DEAD
     answer = client.post(address("step", change), headers={"accept": "application/json"}).json()
     assert answer["goes_on"] is False

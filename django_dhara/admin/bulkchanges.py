@@ -172,6 +172,8 @@ class BulkChangeAdmin(ReadOnlyAdmin):
             "title": label(change),
             "opts": self.opts,
             "original": visible(label(change)),
+            "change": True,
+            "has_view_permission": True,
             "media": self.media,
             **self._progress(request, change),
             **(extra_context or {}),

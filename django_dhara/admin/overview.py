@@ -20,7 +20,7 @@ from django_dhara.admin.links import Links
 from django_dhara.admin.text import age, exact, name, tag
 from django_dhara.states import State
 from django_dhara.stats import COUNT_LIMIT, History, Item, Overview, WorkerSeen
-from django_dhara.words import NAME_BEGINS, NAME_ENDS, capped, rate, short_time, span
+from django_dhara.words import NAME_BEGINS, NAME_ENDS, NO_BREAK, capped, rate, short_time, span
 
 _LABELS = {
     "5m": gettext_lazy("5 min"),
@@ -31,6 +31,8 @@ _LABELS = {
 #: After so many seconds the page fetches itself anew.
 _REFRESH = {"5m": 5, "1h": 5, "24h": 15, "7d": 30}
 _DEFAULT = "1h"
+#: What stands below a median.
+_TAIL = (("p95", 0.95), ("p99", 0.99))
 
 
 def context(request: HttpRequest) -> dict[str, Any]:
@@ -162,5 +164,5 @@ def _of_the_past(past: History, links: Links) -> Iterator[Card]:
     share = f"{total.failure_share:.1%}" if total.failed else "0 %"
     yield Card(_("Failed"), share, failed, links.tasks(errors="yes"), "harm" if total.failure_share >= 0.1 else "")
     for label, time in ((_("Latency p50"), total.latency), (_("Run time p50"), total.run_time)):
-        detail = _("p95 %(p95)s, p99 %(p99)s") % {"p95": short_time(time(0.95)), "p99": short_time(time(0.99))}
+        detail = ", ".join(f"{kind} {short_time(time(share))}".replace(" ", NO_BREAK) for kind, share in _TAIL)
         yield Card(label, short_time(time(0.5)), detail if total.runs else "", "")
