@@ -57,6 +57,6 @@ class Links:
             "dead": (self.dead(), _("Dead tasks")),
             "paused": (self.queues(), _("Queues")),
             "snapshot": ("", ""),
-            **dict.fromkeys(("late", "no_workers", "unserved"), (self.workers(), _("Workers"))),
+            **dict.fromkeys(("late", "lost", "no_workers", "unserved"), (self.workers(), _("Workers"))),
         }
         return pages.get(item.kind) or (self.tasks(**pending), _("Pending tasks"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -129,7 +130,7 @@ def _cards(overview: Overview, links: Links, *, may_see_workers: bool) -> Iterat
         yield Card(_("Running"), running, detail if overview.workers else "", links.tasks(state=State.RUNNING))
     if overview.workers is not None:
         address = links.workers() if may_see_workers else ""
-        yield Card(_("Workers"), f"{len(overview.alive):,}", _silent(overview.workers), address)
+        yield Card(_("Workers"), f"{len(overview.alive):,}", _not_alive(overview.workers), address)
     if standing:
         retries = sum(queue.retries for queue in overview.waiting or ())
         told = ngettext("%s is a retry", "%s are retries", retries) % f"{retries:,}" if retries else ""
@@ -149,11 +150,10 @@ def _ready(overview: Overview, number: str, links: Links) -> Card:
     return Card(_("Ready"), number, detail, links.tasks(state=State.PENDING), "harm" if waited >= 60 else "")
 
 
-def _silent(workers: Sequence[WorkerSeen]) -> str:
-    late = sum(worker.status == "late" for worker in workers)
-    draining = sum(worker.status == "draining" for worker in workers)
-    said = [_("%s silent") % late] if late else []
-    return ", ".join([*said, *([_("%s draining") % draining] if draining else [])])
+def _not_alive(workers: Sequence[WorkerSeen]) -> str:
+    words = {"late": _("%s late"), "lost": _("%s lost"), "draining": _("%s draining")}
+    counts = Counter(worker.status for worker in workers)
+    return ", ".join(told % counts[status] for status, told in words.items() if counts[status])  # type: ignore[index]
 
 
 def _of_the_past(past: History, links: Links) -> Iterator[Card]:

@@ -11,10 +11,10 @@ from uuid import UUID
 from django.conf import settings
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
-from django.db.models import F, Func, IntegerField, TextField
+from django.db.models import Func, IntegerField, TextField
 from django.db.models.functions import Cast, Left, Length, Now, Right
 
-from django_dhara import redaction
+from django_dhara import fleet, redaction
 from django_dhara.admin import trees
 from django_dhara.admin.text import pretty
 from django_dhara.models import Attempt, Queue, Task, TaskQuerySet, Worker
@@ -205,15 +205,6 @@ def _paused_at(alias: str, task: Task) -> datetime | None:
 
 def _is_served(alias: str, task: Task) -> bool:
     """Is there a worker that lives, takes new tasks, and works on this queue?"""
-    alive = Worker.objects.using(alias).filter(
-        backend=task.backend, stopped_at__isnull=True, draining_at__isnull=True, heartbeat_at__gt=_one_lease_ago()
-    )
-    for include, exclude in alive.values_list("queues", "exclude_queues")[:1000]:
-        if (not include or task.queue in include) and task.queue not in (exclude or ()):
-            return True
-    return False
-
-
-def _one_lease_ago() -> Any:
-    seconds = Func(F("lease_seconds"), function="make_interval", template="make_interval(secs => %(expressions)s)")
-    return Now() - seconds
+    alive = fleet.workers(alias).filter(backend=task.backend, status=fleet.Status.ALIVE)
+    columns = alive.values_list("queues", "exclude_queues")[:1000]
+    return any(fleet.takes(task.queue, *each) for each in columns)
