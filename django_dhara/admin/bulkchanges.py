@@ -211,7 +211,7 @@ class BulkChangeAdmin(ReadOnlyAdmin):
         try:
             with databases.time_limit(change.database, PATIENCE):
                 found = bulk.left(change.database, change, most=MOST_LEFT)
-        except databases.TooSlow:
+        except (databases.TooSlow, search.SearchError):
             return 0, ""
         return (0 if found.more else found.number), told(found)
 
@@ -224,12 +224,17 @@ class BulkChangeAdmin(ReadOnlyAdmin):
         try:
             after: Any = bulk.step(alias, change.pk, on_changed=_logged(alias, author))
         except databases.TooSlow:
-            said = _("The search takes too long, and so it stands still. Stop it, and search for less.")
-            self.message_user(request, said, messages.ERROR)
-            return HttpResponseRedirect(self._address("change", change.pk))
+            return self._stands(request, change, _("The search takes too long, and so it stands still."))
+        except search.SearchError as error:  # since it began, the project has begun to redact
+            told = _("Its search is refused now, and so it stands still: %s") % visible(error)
+            return self._stands(request, change, told)
         if change.finished_at is None and after.finished_at is not None:
             _log(author, after, CHANGE, f"Ended: {summary(after)}")
         return self._answer(request, change.pk)
+
+    def _stands(self, request: HttpRequest, change: Any, told: str) -> HttpResponse:
+        self.message_user(request, f"{told} {_('Stop it, and search for something else.')}", messages.ERROR)
+        return HttpResponseRedirect(self._address("change", change.pk))
 
     def stop_view(self, request: HttpRequest, change_id: UUID) -> HttpResponse:
         """Let it not go on."""

@@ -17,7 +17,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from django_dhara import search
+from django_dhara import redaction, search
 from django_dhara.admin import bulkchanges, databases, scene, sidebar
 from django_dhara.admin.actions import TaskActionsAdmin
 from django_dhara.admin.lists import BoundedChangeList
@@ -144,8 +144,10 @@ class TaskChangeList(BoundedChangeList):
 
     @property
     def fields(self) -> Iterator[tuple[str, str, Any]]:
-        """An example of each field, its address, and what it means."""
-        for field in search.FIELDS.values():
+        """An example of each field that may be asked for, its address, and what it means."""
+        for key, field in search.FIELDS.items():
+            if key.startswith("payload.") and redaction.is_redacting():
+                continue
             yield field.example, self.address_of(field.example) if "…" not in field.example else "", field.help
 
     @property
