@@ -96,6 +96,7 @@ def _wish(change: BulkChange, author: Any) -> Wish:
 class BulkChangeAdmin(ReadOnlyAdmin):
     """Whoever may see tasks may see what was done to them."""
 
+    names = (gettext_lazy("bulk change"), gettext_lazy("bulk changes"))
     list_display = ("status_", "verb_", "search_", "summary_", "reason_", "who_", "began_")
     list_display_links = None
     list_filter = (DatabaseFilter,)
@@ -233,7 +234,8 @@ class BulkChangeAdmin(ReadOnlyAdmin):
         return self._answer(request, change.pk)
 
     def _stands(self, request: HttpRequest, change: Any, told: str) -> HttpResponse:
-        self.message_user(request, f"{told} {_('Stop it, and search for something else.')}", messages.ERROR)
+        advice = _("Stop it, and search for something else.")
+        self.message_user(request, f"{told} {advice}", messages.ERROR)
         return HttpResponseRedirect(self._address("change", change.pk))
 
     def stop_view(self, request: HttpRequest, change_id: UUID) -> HttpResponse:

@@ -20,7 +20,7 @@ from django.utils.functional import cached_property
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_dhara import operations, stats
 from django_dhara.admin import audit, backlog, databases, pulse
@@ -40,6 +40,7 @@ FUNCTIONS, SERVERS = 50, 50
 class QueueAdmin(ReadOnlyAdmin):
     """A queue is a name that tasks have, so its pages are not those of rows: most queues have none."""
 
+    names = (gettext_lazy("queue"), gettext_lazy("queues"))
     list_filter = ()
 
     class Media:

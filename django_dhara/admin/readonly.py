@@ -24,6 +24,12 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     sortable_by = ()
+    #: One and several of its rows. Set here and not in the model, where another name would be a migration.
+    names: ClassVar[tuple[Any, Any]]
+
+    def __init__(self, model: Any, admin_site: Any) -> None:
+        super().__init__(model, admin_site)
+        self.opts.verbose_name, self.opts.verbose_name_plural = self.names
 
     class Media:
         css: ClassVar = {"all": ("dhara/admin.css",)}

@@ -16,6 +16,7 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_dhara import redaction, search
 from django_dhara.admin import bulkchanges, databases, scene, sidebar
@@ -248,6 +249,7 @@ def _when(task: Any) -> SafeString | str:
 class TaskListAdmin(TaskActionsAdmin):
     """The list of tasks in Django's admin."""
 
+    names = (gettext_lazy("task"), gettext_lazy("tasks"))
     # Their names are columns for Django's checks only: the template asks for `cl.rows`.
     list_display = ("function",)
     list_display_links = None

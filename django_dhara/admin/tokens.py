@@ -69,6 +69,7 @@ class TokenForm(forms.Form):
 
 @admin.register(Token)
 class TokenAdmin(ReadOnlyAdmin):
+    names = (gettext_lazy("token"), gettext_lazy("tokens"))
     list_display = ("name_", "standing_", "scopes_", "queues_", "created_", "expires_", "used_")
     list_display_links = None
     ordering = ("-pk",)

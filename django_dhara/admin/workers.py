@@ -70,6 +70,7 @@ class WorkerChangeList(BoundedChangeList):
 
 @admin.register(Worker)
 class WorkerAdmin(ReadOnlyAdmin):
+    names = (gettext_lazy("worker"), gettext_lazy("workers"))
     list_display = (
         "status_",
         "host_",
