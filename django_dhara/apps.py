@@ -4,12 +4,13 @@ import os
 from importlib.util import find_spec
 
 from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
 
 
 class DharaConfig(AppConfig):
     name = "django_dhara"
     label = "dhara"
-    verbose_name = "Dhara task queue"
+    verbose_name = _("Dhara task queue")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:

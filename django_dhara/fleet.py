@@ -65,9 +65,16 @@ def _ago(seconds: Any) -> Any:
     return Now() - Func(seconds, template="make_interval(secs => %(expressions)s)")
 
 
-def _names(column: Any) -> list[str]:
-    """A JSON column that anybody may have written."""
-    return [name for name in column if isinstance(name, str)] if isinstance(column, list) else []
+def names(column: Any) -> list[str]:
+    """The names in a JSON column that anybody may have written."""
+    listed = column if isinstance(column, list) else [column]
+    return [name for name in listed if isinstance(name, str)]
+
+
+def takes(queue: str, queues: Any, exclude_queues: Any) -> bool:
+    """Does a worker with these columns claim tasks of this queue? No queues are all of them."""
+    chosen = names(queues)
+    return (not chosen or queue in chosen) and queue not in names(exclude_queues)
 
 
 def order(alias: str, verb: Command.Verb, ids: Iterable[UUID]) -> list[Worker]:
@@ -86,7 +93,7 @@ def order(alias: str, verb: Command.Verb, ids: Iterable[UUID]) -> list[Worker]:
         is_open = commands.filter(worker_id__in=list(found), verb=verb, answered_at__isnull=True)
         asked = [found[id_] for id_ in found.keys() - set(is_open.values_list("worker_id", flat=True))]
         commands.bulk_create([Command(worker_id=worker.pk, verb=verb) for worker in asked])
-        for backend, queue in {(worker.backend, next(iter(_names(worker.queues)), "")) for worker in asked}:
+        for backend, queue in {(worker.backend, next(iter(names(worker.queues)), "")) for worker in asked}:
             operations.wake_at_commit(alias, backend, queue)
     return asked
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
 
 from django_dhara.states import FINAL, REVIVABLE, State
 
@@ -205,10 +206,10 @@ class Attempt(models.Model):
     """One failed or lost run of a task."""
 
     class Ended(models.TextChoices):
-        FAILED = "FAILED", "Failed"
-        TIMED_OUT = "TIMED_OUT", "Timed out"
-        LOST = "LOST", "Lost"
-        INTERRUPTED = "INTERRUPTED", "Interrupted once too often"
+        FAILED = "FAILED", _("Failed")
+        TIMED_OUT = "TIMED_OUT", _("Timed out")
+        LOST = "LOST", _("Lost")
+        INTERRUPTED = "INTERRUPTED", _("Interrupted once too often")
 
     id = models.BigAutoField(primary_key=True)
     # No foreign key: its check would lock the task's row at every insert.

@@ -112,8 +112,8 @@ class Reaper:
 
 
 class Pruner:
-    """Deletes finished tasks after their time and records of workers that nobody needs any more, and rolls statistics
-    up, in batches that are over in milliseconds."""
+    """Deletes finished tasks and bulk changes after their time and records of workers that nobody needs any more, and
+    rolls statistics up, in batches that are over in milliseconds."""
 
     #: Rows deleted by one statement.
     BATCH = 1000
@@ -124,7 +124,7 @@ class Pruner:
             partial(prune, alias=alias, backend=backend, options=options, state=state, seconds=seconds)
             for state, seconds in retention(options)
         ]
-        self._turns += [stats.roll_up, prune_records]
+        self._turns += [stats.roll_up, prune_records, partial(prune_bulk_changes, options=options)]
         self._pause = options.prune_seconds / len(self._turns)
 
     def tick(self, execute: Execute) -> None:
@@ -228,4 +228,30 @@ SELECT greatest((SELECT count(*) FROM minute), (SELECT count(*) FROM worker), (S
 def prune_records(execute: Execute) -> int:
     """Delete one batch of each kind of old record; returns the largest count."""
     [[count]] = execute(_PRUNE_RECORDS, {"limit": Pruner.BATCH})
+    return int(count)
+
+
+_HAS_BULK_CHANGES = "/* dhara:has_bulk_changes */ SELECT to_regclass('dhara_bulk_change') IS NOT NULL"
+_PRUNE_BULK_CHANGES = """/* dhara:prune_bulk_changes */
+WITH gone AS (
+    DELETE FROM dhara_bulk_change WHERE id = ANY (ARRAY(
+        SELECT id FROM dhara_bulk_change WHERE changed_at < statement_timestamp() - make_interval(secs => %(seconds)s)
+        LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+    RETURNING 1
+)
+SELECT count(*) FROM gone
+"""
+
+
+def prune_bulk_changes(execute: Execute, *, options: Options) -> int:
+    """Delete one batch of bulk changes; returns how many.
+
+    They stay, ended or not, as long after their last step as the finished tasks do that stay longest. Nothing is done
+    where migration 0003, which makes their table, is not applied yet.
+    """
+    [[is_there]] = execute(_HAS_BULK_CHANGES, {})
+    if not is_there:
+        return 0
+    longest = max(seconds for _state, seconds in retention(options))
+    [[count]] = execute(_PRUNE_BULK_CHANGES, {"seconds": longest, "limit": Pruner.BATCH})
     return int(count)

@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from django.db.models import TextChoices
+from django.utils.translation import gettext_lazy as _
 
 
 class State(TextChoices):
     """Where a task is in its life."""
 
-    PENDING = "PENDING", "Pending"
-    RUNNING = "RUNNING", "Running"
-    COMPLETED = "COMPLETED", "Completed"
-    DEAD = "DEAD", "Dead"
-    CANCELED = "CANCELED", "Canceled"
+    PENDING = "PENDING", _("Pending")
+    RUNNING = "RUNNING", _("Running")
+    COMPLETED = "COMPLETED", _("Completed")
+    DEAD = "DEAD", _("Dead")
+    CANCELED = "CANCELED", _("Canceled")
 
 
 FINAL = (State.COMPLETED, State.DEAD, State.CANCELED)

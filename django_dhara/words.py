@@ -63,6 +63,10 @@ def clipped(name: object, length: int = 100) -> str:
     return text if len(text) <= length else f"{text[:length]}…"
 
 
+#: A space at which no line is broken.
+NO_BREAK = "\u00a0"
+
+
 def plain(sentence: str) -> str:
     """A sentence for where isolates would show."""
     return sentence.replace(NAME_BEGINS, "").replace(NAME_ENDS, "")

@@ -18,7 +18,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_dhara.admin import databases, operations, text
-from django_dhara.models import Queue, Task, Worker
+from django_dhara.models import BulkChange, Queue, Task, Worker
 from django_dhara.states import State
 from tests.rows import WORKER, a_task, ago, ahead, an_attempt, everything, fresh
 
@@ -462,18 +462,20 @@ def test_a_selection_of_what_is_no_id_is_a_bad_request(client, ids):
     assert client.post(LIST, {"action": "cancel", "_selected_action": ids, "confirmed": "1"}).status_code == 400
 
 
-def test_a_button_is_shown_only_where_it_would_change_something(client):
+def test_a_button_is_shown_only_where_it_would_change_something(db):
+    client = a_client(superuser=True)
+    moves = ["snooze", "change_priority", "change_queue"]
     useful = {
-        a_task(): ["cancel"],
-        a_task(run_at=ahead(60)): ["run_now", "cancel"],
+        a_task(): ["cancel", *moves],
+        a_task(run_at=ahead(60)): ["run_now", "cancel", *moves],
         a_task(State.RUNNING): ["cancel"],
         a_task(State.RUNNING, cancel_requested_at=Now()): [],
-        a_task(State.COMPLETED): [],
-        a_task(State.DEAD): ["retry"],
-        a_task(State.CANCELED): ["retry"],
+        a_task(State.COMPLETED): ["delete_finished"],
+        a_task(State.DEAD): ["retry", "copy", "delete_finished"],
+        a_task(State.CANCELED): ["retry", "copy", "delete_finished"],
     }
     for task, verbs in useful.items():
-        assert [verb.name for verb, _ in client.get(page_of(task)).context["buttons"]] == verbs
+        assert [shown.verb.name for shown in client.get(page_of(task)).context["buttons"]] == verbs
 
 
 # Workers
@@ -655,3 +657,44 @@ def test_times_far_apart_are_told_in_days():
     now = timezone.now()
     assert text.relative(now + timedelta(days=3), now) == "in 3 d"
     assert text.relative(now - timedelta(seconds=0.4), now) == "now"
+
+
+# Where one is
+
+
+def trail(response):
+    """The element of the breadcrumbs, and their words."""
+    [(element, inside)] = re.findall(
+        r'<(\w+) class="breadcrumbs">(.*?)</\1>', response.content.decode(), flags=re.DOTALL
+    )
+    return element, [unescape(word).strip() for word in re.split(r"<[^>]*>|&rsaquo;", inside) if word.strip()]
+
+
+@pytest.mark.fast
+def test_every_page_has_its_trail_as_djangos_own_pages_have(db):
+    client, task, worker = a_client(superuser=True), a_task(State.DEAD, function="shop.pay"), a_worker()
+    change = BulkChange.objects.create(verb="revive", search="state:dead")
+    Queue.objects.create(backend="default", name="default", paused_at=ago(5))
+    selected = {"_selected_action": str(task.pk), "action": "retry"}
+    pages = {
+        ("Tasks",): client.get(LIST),
+        ("Tasks", f"shop.pay {task.pk}"): client.get(page_of(task)),
+        ("Tasks", "Retry 1 task?"): client.post(LIST, selected),
+        ("Tasks", "Dead letters"): client.get(LIST + "dead/"),
+        ("Tasks", "Dead letters", "shop.pay"): client.get(LIST + "dead/group/?backend=default&function=shop.pay"),
+        ("Queues",): client.get("/admin/dhara/queue/"),
+        ("Queues", "default"): client.get("/admin/dhara/queue/default_3Adefault/change/"),
+        ("Workers",): client.get("/admin/dhara/worker/"),
+        ("Workers", f"{worker.host}:{worker.pid}"): client.get(f"/admin/dhara/worker/{worker.pk}/change/"),
+        ("Workers", "Drain 1 worker?"): client.post(
+            "/admin/dhara/worker/", {"_selected_action": str(worker.pk), "action": "drain"}
+        ),
+        ("Bulk changes",): client.get("/admin/dhara/bulkchange/"),
+        ("Bulk changes", "Retry"): client.get(f"/admin/dhara/bulkchange/{change.pk}/change/"),
+        ("Tokens",): client.get("/admin/dhara/token/"),
+        ("Tokens", "Add a token"): client.get("/admin/dhara/token/add/"),
+        ("Tokens", "A new token"): client.post("/admin/dhara/token/add/", {"name": "shop", "scopes": ["read"]}),
+    }
+    django, _words = trail(client.get("/admin/auth/user/"))
+    for words, response in pages.items():
+        assert trail(response) == (django, ["Home", "Dhara task queue", *words])

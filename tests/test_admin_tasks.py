@@ -16,7 +16,7 @@ from django_dhara.admin import sidebar, tasklist, text
 from django_dhara.models import BulkChange, Task, Worker
 from django_dhara.search import finding
 from django_dhara.states import State
-from tests.rows import WORKER, a_task, ago, ahead, an_attempt, everything, fresh
+from tests.rows import WORKER, a_task, ago, ahead, an_attempt, everything, fresh, row
 from tests.test_admin import ALL, LIST, a_client, act, button, messages, page_of, queries, shown
 from tests.test_search import put
 
@@ -354,9 +354,11 @@ def test_each_action_takes_a_permission_of_its_own(db, verb):
     assert act(without, verb, [], select_across="1", **more).status_code == 403
     assert without.post(button(verb, task), {"confirmed": "yes", **more}).status_code == 403
     assert f'<option value="{verb}"' not in without.get(LIST).content.decode()
+    assert button(verb, task) not in without.get(page_of(task)).content.decode()
     assert everything() == before
     assert not BulkChange.objects.exists()
     assert f'<option value="{verb}"' in with_.get(LIST).content.decode()
+    assert button(verb, task) in with_.get(page_of(task)).content.decode()
     assert act(with_, verb, [task], **more).status_code == 200
     assert everything() != before
 
@@ -476,7 +478,7 @@ def test_a_bulk_change_is_made_step_by_step_and_sums_up_what_it_did(client):
     assert url == address("change", change)
     seen = shown(client.get(url))
     assert "Under way 0 retried." in seen
-    assert "5 are left" in seen
+    assert "left: 5" in seen
     assert fresh(dead[0]).state == State.DEAD
     answer = client.post(address("step", change), headers={"accept": "application/json"}).json()
     assert answer["goes_on"] is False
@@ -581,6 +583,32 @@ def test_a_search_that_is_too_slow_for_a_step_says_so(client, monkeypatch):
     monkeypatch.setattr("django_dhara.bulk.search.walk", slow)
     response = client.post(address("step", change), follow=True)
     assert "it stands still" in messages(response)[0]
+
+
+def no_cards(function, payload):
+    return {"args": [], "kwargs": {}}
+
+
+@pytest.mark.fast
+def test_nobody_searches_by_arguments_while_the_project_redacts_them(client, settings):
+    task = a_task(State.DEAD, function="shop.pay", payload={"args": [], "kwargs": {"card": "4111"}})
+    asked = "?q=payload.card:4111"
+    assert functions(client.get(LIST + asked)) == ["shop.pay"]
+    change, url = begun(client, "retry", asked)
+    settings.DHARA = {"REDACT": "tests.test_admin_tasks.no_cards"}
+    before = row(task)
+    for query in (asked, "?q=-payload.card:4111", "?field=payload.card&value=4111"):
+        response = client.get(LIST + query)
+        assert response.context["cl"].result_list == []
+        assert "this project redacts them" in shown(response)
+        data = {"action": "retry", "select_across": "1", "confirmed": "yes"}
+        assert client.post(LIST + query, data).status_code == 400
+    assert "payload" not in shown(client.get(LIST))
+    # One that began before stands still, and can be stopped.
+    assert "Under way" in shown(client.get(url))
+    assert "Its search is refused now" in messages(client.post(address("step", change), follow=True))[0]
+    assert "It was stopped." in shown(client.post(address("stop", change), follow=True))
+    assert row(task) == before
 
 
 @pytest.mark.fast

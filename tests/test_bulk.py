@@ -1,6 +1,7 @@
 """Changes of all that match: every task once, nothing that came later, whoever makes the steps and however they end."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from threading import Barrier
 from uuid import uuid4
@@ -8,7 +9,8 @@ from uuid import uuid4
 import pytest
 from django.db import connections
 
-from django_dhara import bulk, sql
+from django_dhara import bulk, services, sql
+from django_dhara.compat import task_backends
 from django_dhara.models import Attempt, BulkChange, Task
 from django_dhara.search import finding, parse, sources
 from django_dhara.states import State
@@ -251,3 +253,36 @@ def test_a_search_that_is_too_slow_changes_nothing_and_says_so(db, monkeypatch):
     with pytest.raises(sql.TooSlow):
         bulk.step("default", change.pk)
     assert BulkChange.objects.get().looked_at == 0
+
+
+# How long it stays
+
+
+def options(**days):
+    columns = {f"retain_{state}_seconds": number * 86_400.0 for state, number in days.items()}
+    return replace(task_backends["default"].settings, **columns)
+
+
+@pytest.mark.fast
+def test_a_bulk_change_stays_as_long_after_its_last_step_as_the_finished_tasks_that_stay_longest(db):
+    kept = options(completed=1, canceled=3, dead=2)
+    for days, columns in ((2.9, {}), (3.1, {"finished_at": ago(3.1 * 86_400)}), (3.1, {}), (4, {"stopped_at": ago(0)})):
+        BulkChange.objects.create(verb="revive", changed_at=ago(days * 86_400), created_at=ago(9e6), **columns)
+    assert services.prune_bulk_changes(sql.on("default"), options=kept) == 3
+    assert services.prune_bulk_changes(sql.on("default"), options=kept) == 0
+    assert BulkChange.objects.count() == 1
+    assert services.prune_bulk_changes(sql.on("default"), options=options(completed=0, canceled=0, dead=0)) == 1
+
+
+def test_a_worker_on_the_tables_of_the_version_before_prunes_no_bulk_changes(db):
+    with connections["default"].cursor() as cursor:
+        cursor.execute("DROP TABLE dhara_bulk_change")
+    assert services.prune_bulk_changes(sql.on("default"), options=options()) == 0
+
+
+def test_a_pruner_takes_its_turn_with_them(execute):
+    BulkChange.objects.create(verb="revive", changed_at=ago(100 * 86_400))
+    pruner = services.Pruner("default", "default", options())
+    for _turn in range(6):
+        pruner.tick(execute)
+    assert not BulkChange.objects.exists()

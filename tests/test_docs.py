@@ -54,6 +54,18 @@ def test_the_changelog_knows_the_newest_check_of_each_kind():
     assert f"`{max(id for id in ids if '.W' in id)}`" in changelog
 
 
+def test_every_picture_is_shown_and_small():
+    shown = {
+        name for page in PAGES for name in re.findall(r"\]\(\.\./images/([^)]+)\)", page.read_text(encoding="utf-8"))
+    }
+    pictures = [*ROOT.glob("docs/images/*")]
+    assert {picture.name for picture in pictures} == shown
+    for picture in pictures:
+        start = picture.read_bytes()[:26]
+        assert start[25] == 3, f"{picture.name} has no palette: see CONTRIBUTING.md"
+        assert picture.stat().st_size < 150_000, picture.name
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):

@@ -5,7 +5,7 @@ from uuid import uuid4
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_dhara import fleet, operations, services
+from django_dhara import fleet, operations, services, stats
 from django_dhara.fleet import Status
 from django_dhara.models import Command, Queue, Worker
 from django_dhara.states import State
@@ -41,6 +41,9 @@ def a_worker(**columns):
 def test_the_row_of_a_worker_tells_whether_it_lives(db, columns, status):
     a_worker(**columns)
     assert fleet.workers("default").get().status == status
+    # The overview goes by the same rule.
+    seen = [] if status == Status.STOPPED else [status.lower()]
+    assert [worker.status for worker in stats.workers("default", None)] == seen
 
 
 def test_workers_that_are_gone_stay_for_a_day_and_orders_that_nobody_answered_too(execute):

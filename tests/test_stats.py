@@ -429,6 +429,7 @@ def a_worker(**columns):
     [
         (None, ["no_workers"]),
         ({"heartbeat_at": ago(40)}, ["no_workers", "late"]),
+        ({"heartbeat_at": ago(310)}, ["no_workers", "lost"]),
         ({"heartbeat_at": ago(4000)}, ["no_workers"]),
         ({"stopped_at": ago(40)}, ["no_workers"]),
         ({"queues": ["other"]}, ["unserved"]),
@@ -436,6 +437,10 @@ def a_worker(**columns):
         ({"backend": "other"}, ["no_workers"]),
         ({"draining_at": ago(9)}, ["no_workers"]),
         ({"queues": ["mail"]}, []),
+        ({"queues": "mail"}, []),
+        ({"queues": ["other", 5, None], "exclude_queues": 7}, ["unserved"]),
+        ({"queues": {"mail": 1}, "exclude_queues": "other"}, []),
+        ({"queues": 5, "exclude_queues": ["mail"]}, ["unserved"]),
     ],
 )
 def test_who_serves_a_queue_decides_what_is_said(db, worker, kinds):

@@ -145,6 +145,7 @@ class TaskActionsAdmin(ReadOnlyAdmin):
             **self.admin_site.each_context(request),
             "opts": self.opts,
             "media": self.media,
+            "trail": self.trail(),
             "verb": verb,
             "errors": errors,
             "argument": visible(request.POST.get("argument", "")),

@@ -136,13 +136,14 @@ _STATUS = {
     "alive": ("completed", "✓", gettext_lazy("Alive")),
     "draining": ("pending", "▾", gettext_lazy("Draining")),
     "late": ("dead", "!", gettext_lazy("Late")),
+    "lost": ("dead", "✕", gettext_lazy("Lost")),
 }
 
 
 def _by_worker(overview: Overview, workers: Sequence[WorkerSeen], links: Links) -> Table:
     past = overview.past
     rows = []
-    for worker in sorted(workers, key=lambda one: (one.status != "late", one.host, one.pid)):
+    for worker in sorted(workers, key=lambda one: (one.lives, one.host, one.pid)):
         tally = past.workers.get(worker.id, Tally()) if past else Tally()
         colour, sign, word = _STATUS[worker.status]
         address = links.worker(worker.id)

@@ -96,6 +96,7 @@ def _wish(change: BulkChange, author: Any) -> Wish:
 class BulkChangeAdmin(ReadOnlyAdmin):
     """Whoever may see tasks may see what was done to them."""
 
+    names = (gettext_lazy("bulk change"), gettext_lazy("bulk changes"))
     list_display = ("status_", "verb_", "search_", "summary_", "reason_", "who_", "began_")
     list_display_links = None
     list_filter = (DatabaseFilter,)
@@ -172,6 +173,8 @@ class BulkChangeAdmin(ReadOnlyAdmin):
             "title": label(change),
             "opts": self.opts,
             "original": visible(label(change)),
+            "change": True,
+            "has_view_permission": True,
             "media": self.media,
             **self._progress(request, change),
             **(extra_context or {}),
@@ -209,7 +212,7 @@ class BulkChangeAdmin(ReadOnlyAdmin):
         try:
             with databases.time_limit(change.database, PATIENCE):
                 found = bulk.left(change.database, change, most=MOST_LEFT)
-        except databases.TooSlow:
+        except (databases.TooSlow, search.SearchError):
             return 0, ""
         return (0 if found.more else found.number), told(found)
 
@@ -222,12 +225,18 @@ class BulkChangeAdmin(ReadOnlyAdmin):
         try:
             after: Any = bulk.step(alias, change.pk, on_changed=_logged(alias, author))
         except databases.TooSlow:
-            said = _("The search takes too long, and so it stands still. Stop it, and search for less.")
-            self.message_user(request, said, messages.ERROR)
-            return HttpResponseRedirect(self._address("change", change.pk))
+            return self._stands(request, change, _("The search takes too long, and so it stands still."))
+        except search.SearchError as error:  # since it began, the project has begun to redact
+            told = _("Its search is refused now, and so it stands still: %s") % visible(error)
+            return self._stands(request, change, told)
         if change.finished_at is None and after.finished_at is not None:
             _log(author, after, CHANGE, f"Ended: {summary(after)}")
         return self._answer(request, change.pk)
+
+    def _stands(self, request: HttpRequest, change: Any, told: str) -> HttpResponse:
+        advice = _("Stop it, and search for something else.")
+        self.message_user(request, f"{told} {advice}", messages.ERROR)
+        return HttpResponseRedirect(self._address("change", change.pk))
 
     def stop_view(self, request: HttpRequest, change_id: UUID) -> HttpResponse:
         """Let it not go on."""

@@ -102,7 +102,8 @@ def _clock(when: datetime, past: History) -> str:
 
 
 def _when(point: Point, past: History) -> str:
-    return f"{_clock(point.start, past)} {_('so far')}" if point is past.points[-1] else _clock(point.start, past)
+    clock = _clock(point.start, past)
+    return _("%s so far") % clock if point is past.points[-1] else clock
 
 
 def _times(past: History) -> tuple[str, str, str]:

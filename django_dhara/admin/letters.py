@@ -8,14 +8,12 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 from uuid import UUID
 
-import django
 from django.contrib import messages
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils.dateparse import parse_datetime
-from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -200,14 +198,10 @@ class DeadLettersAdmin(ReadOnlyAdmin):
         address = reverse(f"admin:dhara_task_{view}", current_app=self.admin_site.name)
         return f"{address}?{urlencode(parameters)}" if parameters else address
 
-    def _trail(self, request: HttpRequest, template: str) -> Iterator[tuple[str, str]]:
-        yield capfirst(str(self.opts.verbose_name_plural)), self._address("changelist", _database(request))
-        if template != "dead":
-            yield _("Dead letters"), self._address("dead", _database(request))
-
     def _render(self, request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
         request.current_app = self.admin_site.name
-        trail = {"is_list": django.VERSION >= (6, 1), "links": [*self._trail(request, template)]}
+        above = [] if template == "dead" else [(_("Dead letters"), self._address("dead", _database(request)))]
+        trail = self.trail(*above, **_database(request))
         shared = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media, "trail": trail}
         return TemplateResponse(request, f"admin/dhara/task/{template}.html", {**shared, **context})
 

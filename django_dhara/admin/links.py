@@ -26,10 +26,10 @@ class Links:
         return self._to("dhara_task_changelist", filters)
 
     def dead(self) -> str:
-        return self._to("dhara_task_dead", {}) or self.tasks(state=State.DEAD)
+        return self._to("dhara_task_dead", {})
 
     def queues(self) -> str:
-        return self._to("dhara_queue_changelist", {}) or self.tasks(state=State.PENDING)
+        return self._to("dhara_queue_changelist", {})
 
     def workers(self) -> str:
         return self._to("dhara_worker_changelist", {})
@@ -57,6 +57,6 @@ class Links:
             "dead": (self.dead(), _("Dead tasks")),
             "paused": (self.queues(), _("Queues")),
             "snapshot": ("", ""),
-            **dict.fromkeys(("late", "no_workers", "unserved"), (self.workers(), _("Workers"))),
+            **dict.fromkeys(("late", "lost", "no_workers", "unserved"), (self.workers(), _("Workers"))),
         }
         return pages.get(item.kind) or (self.tasks(**pending), _("Pending tasks"))

@@ -46,6 +46,13 @@ class Verb(NamedTuple):
     explanation: Promise | str
     #: The argument that it takes, if it takes one.
     argument: str = ""
+    #: On the button of one task, where that is another word.
+    label_of_one: Promise | str = ""
+
+    @property
+    def button(self) -> Promise | str:
+        """What stands on the button of one task."""
+        return self.label_of_one or self.label
 
 
 CANCEL = Verb(
@@ -106,6 +113,7 @@ COPY = Verb(
         "The same calls are enqueued once more, as new tasks that begin with nothing; these stay as they are, and keep "
         "their idempotency keys. Each is enqueued anew once, however often it is asked for."
     ),
+    label_of_one=_("Retry as a new task"),
 )
 CHANGE_PRIORITY = Verb(
     name="change_priority",
@@ -120,6 +128,7 @@ CHANGE_PRIORITY = Verb(
     ),
     explanation=_("Pending tasks get another priority: larger ones run sooner."),
     argument="priority",
+    label_of_one=_("Change priority…"),
 )
 CHANGE_QUEUE = Verb(
     name="change_queue",
@@ -136,6 +145,7 @@ CHANGE_QUEUE = Verb(
     ),
     explanation=_("Pending tasks wait in another queue. A task moves only to a queue that its backend in TASKS has."),
     argument="queue",
+    label_of_one=_("Change queue…"),
 )
 SNOOZE = Verb(
     name="snooze",
@@ -150,6 +160,7 @@ SNOOZE = Verb(
     ),
     explanation=_("Pending tasks do not run before so much time has passed. What waits for longer already stays."),
     argument="seconds",
+    label_of_one=_("Snooze…"),
 )
 DELETE = Verb(
     name="delete_finished",
@@ -163,6 +174,7 @@ DELETE = Verb(
     explanation=_(
         "Completed, dead and canceled tasks and their attempts are deleted for good. Their idempotency keys are free."
     ),
+    label_of_one=_("Delete…"),
 )
 VERBS = {verb.name: verb for verb in (RETRY, COPY, CANCEL, RUN_NOW, SNOOZE, CHANGE_PRIORITY, CHANGE_QUEUE, DELETE)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from django_dhara.admin.links import Links
 from django_dhara.admin.text import age, exact, name, tag
 from django_dhara.states import State
 from django_dhara.stats import COUNT_LIMIT, History, Item, Overview, WorkerSeen
-from django_dhara.words import NAME_BEGINS, NAME_ENDS, capped, rate, short_time, span
+from django_dhara.words import NAME_BEGINS, NAME_ENDS, NO_BREAK, capped, rate, short_time, span
 
 _LABELS = {
     "5m": gettext_lazy("5 min"),
@@ -31,6 +32,8 @@ _LABELS = {
 #: After so many seconds the page fetches itself anew.
 _REFRESH = {"5m": 5, "1h": 5, "24h": 15, "7d": 30}
 _DEFAULT = "1h"
+#: What stands below a median.
+_TAIL = (("p95", 0.95), ("p99", 0.99))
 
 
 def context(request: HttpRequest) -> dict[str, Any]:
@@ -127,7 +130,7 @@ def _cards(overview: Overview, links: Links, *, may_see_workers: bool) -> Iterat
         yield Card(_("Running"), running, detail if overview.workers else "", links.tasks(state=State.RUNNING))
     if overview.workers is not None:
         address = links.workers() if may_see_workers else ""
-        yield Card(_("Workers"), f"{len(overview.alive):,}", _silent(overview.workers), address)
+        yield Card(_("Workers"), f"{len(overview.alive):,}", _not_alive(overview.workers), address)
     if standing:
         retries = sum(queue.retries for queue in overview.waiting or ())
         told = ngettext("%s is a retry", "%s are retries", retries) % f"{retries:,}" if retries else ""
@@ -147,11 +150,10 @@ def _ready(overview: Overview, number: str, links: Links) -> Card:
     return Card(_("Ready"), number, detail, links.tasks(state=State.PENDING), "harm" if waited >= 60 else "")
 
 
-def _silent(workers: Sequence[WorkerSeen]) -> str:
-    late = sum(worker.status == "late" for worker in workers)
-    draining = sum(worker.status == "draining" for worker in workers)
-    said = [_("%s silent") % late] if late else []
-    return ", ".join([*said, *([_("%s draining") % draining] if draining else [])])
+def _not_alive(workers: Sequence[WorkerSeen]) -> str:
+    words = {"late": _("%s late"), "lost": _("%s lost"), "draining": _("%s draining")}
+    counts = Counter(worker.status for worker in workers)
+    return ", ".join(told % counts[status] for status, told in words.items() if counts[status])  # type: ignore[index]
 
 
 def _of_the_past(past: History, links: Links) -> Iterator[Card]:
@@ -162,5 +164,5 @@ def _of_the_past(past: History, links: Links) -> Iterator[Card]:
     share = f"{total.failure_share:.1%}" if total.failed else "0 %"
     yield Card(_("Failed"), share, failed, links.tasks(errors="yes"), "harm" if total.failure_share >= 0.1 else "")
     for label, time in ((_("Latency p50"), total.latency), (_("Run time p50"), total.run_time)):
-        detail = _("p95 %(p95)s, p99 %(p99)s") % {"p95": short_time(time(0.95)), "p99": short_time(time(0.99))}
+        detail = ", ".join(f"{kind} {short_time(time(share))}".replace(" ", NO_BREAK) for kind, share in _TAIL)
         yield Card(label, short_time(time(0.5)), detail if total.runs else "", "")

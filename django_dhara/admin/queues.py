@@ -20,7 +20,7 @@ from django.utils.functional import cached_property
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_dhara import operations, stats
 from django_dhara.admin import audit, backlog, databases, pulse
@@ -30,7 +30,7 @@ from django_dhara.admin.readonly import ReadOnlyAdmin
 from django_dhara.admin.text import age, exact, name, span, tag, visible
 from django_dhara.models import Queue
 from django_dhara.stats import RANGES, Tally
-from django_dhara.words import rate, short_time
+from django_dhara.words import NO_BREAK, rate, short_time
 
 #: Functions and workers named on the page of a queue.
 FUNCTIONS, SERVERS = 50, 50
@@ -40,6 +40,7 @@ FUNCTIONS, SERVERS = 50, 50
 class QueueAdmin(ReadOnlyAdmin):
     """A queue is a name that tasks have, so its pages are not those of rows: most queues have none."""
 
+    names = (gettext_lazy("queue"), gettext_lazy("queues"))
     list_filter = ()
 
     class Media:
@@ -163,7 +164,7 @@ class QueueAdmin(ReadOnlyAdmin):
                 "address": f"{address}?{urlencode({'queue': row.queue, 'function': function})}",
                 "runs": tally.runs,
                 "failed": tally.failed,
-                "times": [short_time(tally.run_time(share)) for share in (0.5, 0.95)],
+                "times": [_unbroken(tally.run_time(share)) for share in (0.5, 0.95)],
             }
             for function, tally in sorted(found.items(), key=lambda pair: -pair[1].runs)[:FUNCTIONS]
         ]
@@ -265,6 +266,8 @@ class Shown:
                 _("It has been paused for {}: workers claim nothing of it. What runs goes on, and so does enqueueing."),
                 self.pause,
             )
+        if row.is_behind(self.now):
+            yield format_html(_("It is behind: its oldest ready task waits for {}."), self.oldest)
         if row.servers:
             count = len(row.servers)
             yield ngettext("%s living worker serves it.", "%s living workers serve it.", count) % count
@@ -272,8 +275,6 @@ class Shown:
             yield _("No worker that is alive now takes this queue, and tasks are ready.")
         else:
             yield _("No worker that is alive now takes this queue.")
-        if row.is_behind(self.now):
-            yield format_html(_("It is behind: its oldest ready task waits for {}."), self.oldest)
         if row.held.suspects:
             told = ngettext(
                 "%s of its tasks was running when a worker died, and waits apart.",
@@ -359,6 +360,11 @@ class Shown:
         return pulse.small(self.row.points)
 
 
+def _unbroken(seconds: float | None) -> str:
+    """A number and its unit stay on one line."""
+    return short_time(seconds).replace(" ", NO_BREAK)
+
+
 class Past(NamedTuple):
     """What happened in a span of time, as text."""
 
@@ -376,11 +382,11 @@ class Past(NamedTuple):
 
     @property
     def latencies(self) -> str:
-        return " / ".join(short_time(self.tally.latency(share)) for share in (0.5, 0.95, 0.99))
+        return " / ".join(_unbroken(self.tally.latency(share)) for share in (0.5, 0.95, 0.99))
 
     @property
     def times(self) -> str:
-        return " / ".join(short_time(self.tally.run_time(share)) for share in (0.5, 0.95, 0.99))
+        return " / ".join(_unbroken(self.tally.run_time(share)) for share in (0.5, 0.95, 0.99))
 
     @property
     def failed(self) -> int:

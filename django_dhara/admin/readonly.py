@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from typing import Any, ClassVar
+from urllib.parse import urlencode
 
+import django
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
 from django_dhara.admin import databases
@@ -24,6 +28,12 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     sortable_by = ()
+    #: One and several of its rows. Set here and not in the model, where another name would be a migration.
+    names: ClassVar[tuple[Any, Any]]
+
+    def __init__(self, model: Any, admin_site: Any) -> None:
+        super().__init__(model, admin_site)
+        self.opts.verbose_name, self.opts.verbose_name_plural = self.names
 
     class Media:
         css: ClassVar = {"all": ("dhara/admin.css",)}
@@ -58,6 +68,18 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 found.database = alias
                 return self.shown(found)
         return None
+
+    def trail(self, *more: tuple[str, str], **query: str) -> dict[str, Any]:
+        """The way to a page that Django does not know, for `breadcrumbs.html`: by the list, and by what is below it.
+
+        Args:
+            more: labels and addresses.
+            query: of the list's address.
+        """
+        address = reverse(f"admin:dhara_{self.opts.model_name}_changelist", current_app=self.admin_site.name)
+        whole = f"{address}?{urlencode(query)}" if query else address
+        links = [(capfirst(str(self.opts.verbose_name_plural)), whole), *more]
+        return {"is_list": django.VERSION >= (6, 1), "links": links}
 
     def shown(self, row: Model) -> Model:
         """The row as Django's own templates may show it."""

@@ -11,10 +11,11 @@ from uuid import UUID
 from django.conf import settings
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
-from django.db.models import F, Func, IntegerField, TextField
+from django.db.models import Func, IntegerField, TextField
 from django.db.models.functions import Cast, Left, Length, Now, Right
+from django.utils.translation import gettext_lazy
 
-from django_dhara import redaction
+from django_dhara import fleet, redaction
 from django_dhara.admin import trees
 from django_dhara.admin.text import pretty
 from django_dhara.models import Attempt, Queue, Task, TaskQuerySet, Worker
@@ -22,7 +23,14 @@ from django_dhara.states import State
 
 #: Columns that can be large. A list never reads them, and a page reads their beginning as text.
 HEAVY = ("payload", "payload_hash", "result", "progress", "checkpoint", "metadata")
-DOCUMENTS = ("payload", "result", "progress", "checkpoint", "metadata")
+_TITLES = {
+    "payload": gettext_lazy("Payload"),
+    "result": gettext_lazy("Result"),
+    "progress": gettext_lazy("Progress"),
+    "checkpoint": gettext_lazy("Checkpoint"),
+    "metadata": gettext_lazy("Metadata"),
+}
+DOCUMENTS = tuple(_TITLES)
 #: Characters of such a column that a page shows as text, and up to which it is read in whole, for a tree.
 SHOWN, WHOLE = 20_000, 2_000_000
 #: Characters of a traceback on a page: its end, where the error is.
@@ -43,6 +51,10 @@ class Document(NamedTuple):
     #: The project's hook was asked what may be shown; and it does not work, or is not asked about so much.
     is_redacted: bool = False
     is_hidden: bool = False
+
+    @property
+    def title(self) -> str:
+        return str(_TITLES[self.name])
 
     @property
     def size_shown(self) -> str:
@@ -205,15 +217,6 @@ def _paused_at(alias: str, task: Task) -> datetime | None:
 
 def _is_served(alias: str, task: Task) -> bool:
     """Is there a worker that lives, takes new tasks, and works on this queue?"""
-    alive = Worker.objects.using(alias).filter(
-        backend=task.backend, stopped_at__isnull=True, draining_at__isnull=True, heartbeat_at__gt=_one_lease_ago()
-    )
-    for include, exclude in alive.values_list("queues", "exclude_queues")[:1000]:
-        if (not include or task.queue in include) and task.queue not in (exclude or ()):
-            return True
-    return False
-
-
-def _one_lease_ago() -> Any:
-    seconds = Func(F("lease_seconds"), function="make_interval", template="make_interval(secs => %(expressions)s)")
-    return Now() - seconds
+    alive = fleet.workers(alias).filter(backend=task.backend, status=fleet.Status.ALIVE)
+    columns = alive.values_list("queues", "exclude_queues")[:1000]
+    return any(fleet.takes(task.queue, *each) for each in columns)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from django.db import connections
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from django_dhara.admin.text import visible
+from django_dhara.admin.text import name, visible
 from django_dhara.search import Search, Term, Value
 from django_dhara.states import State
 
@@ -80,6 +81,10 @@ class Choice(NamedTuple):
     label: str
     address: str
     selected: bool
+
+    @property
+    def shown(self) -> SafeString:
+        return name(self.label)
 
 
 class Group(NamedTuple):

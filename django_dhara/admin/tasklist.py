@@ -16,8 +16,9 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
-from django_dhara import search
+from django_dhara import redaction, search
 from django_dhara.admin import bulkchanges, databases, scene, sidebar
 from django_dhara.admin.actions import TaskActionsAdmin
 from django_dhara.admin.lists import BoundedChangeList
@@ -144,8 +145,10 @@ class TaskChangeList(BoundedChangeList):
 
     @property
     def fields(self) -> Iterator[tuple[str, str, Any]]:
-        """An example of each field, its address, and what it means."""
-        for field in search.FIELDS.values():
+        """An example of each field that may be asked for, its address, and what it means."""
+        for key, field in search.FIELDS.items():
+            if key.startswith("payload.") and redaction.is_redacting():
+                continue
             yield field.example, self.address_of(field.example) if "…" not in field.example else "", field.help
 
     @property
@@ -246,6 +249,7 @@ def _when(task: Any) -> SafeString | str:
 class TaskListAdmin(TaskActionsAdmin):
     """The list of tasks in Django's admin."""
 
+    names = (gettext_lazy("task"), gettext_lazy("tasks"))
     # Their names are columns for Django's checks only: the template asks for `cl.rows`.
     list_display = ("function",)
     list_display_links = None

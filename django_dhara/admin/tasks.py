@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
@@ -15,11 +15,21 @@ from django.utils.translation import gettext as _
 from django_dhara.admin import page, scene
 from django_dhara.admin.letters import DeadLettersAdmin
 from django_dhara.admin.onetask import TaskPageAdmin
-from django_dhara.admin.operations import CANCEL, RETRY, RUN_NOW, VERBS, Verb
+from django_dhara.admin.operations import (
+    CANCEL,
+    CHANGE_PRIORITY,
+    CHANGE_QUEUE,
+    COPY,
+    DELETE,
+    RETRY,
+    RUN_NOW,
+    SNOOZE,
+    Verb,
+)
 from django_dhara.admin.tasklist import TaskListAdmin
 from django_dhara.admin.text import visible
 from django_dhara.models import Task
-from django_dhara.states import REVIVABLE, State
+from django_dhara.states import FINAL, REVIVABLE, State
 
 
 @admin.register(Task)
@@ -72,17 +82,36 @@ class TaskAdmin(TaskPageAdmin, DeadLettersAdmin, TaskListAdmin):
         }
         return TemplateResponse(request, self.change_form_template, context)
 
-    def _buttons(self, request: HttpRequest, task: Any) -> Iterator[tuple[Verb, str]]:
-        """What this user may do, and what would change something now."""
-        waits, runs = task.state == State.PENDING, task.state == State.RUNNING
-        useful = {
-            RETRY.name: task.state in REVIVABLE,
-            RUN_NOW.name: waits and task.run_at > task.now,
-            CANCEL.name: waits or (runs and not task.cancel_requested_at),
-        }
-        for key, is_useful in useful.items():
-            if is_useful and self.may(request, VERBS[key]):
-                yield VERBS[key], self._reverse(key, task.pk)
+    def _buttons(self, request: HttpRequest, task: Any) -> Iterator[Button]:
+        """What this user may do, and what would change something now; the likeliest first."""
+        for verb, is_useful in _useful(task):
+            if is_useful and self.may(request, verb):
+                yield Button(verb, self._reverse(verb.name, task.pk), _LOOKS.get(verb.name, "dhara-second"))
 
     def _reverse(self, view: str, *arguments: Any) -> str:
         return reverse(f"admin:dhara_task_{view}", args=arguments, current_app=self.admin_site.name)
+
+
+class Button(NamedTuple):
+    """A button of the page of one task."""
+
+    verb: Verb
+    address: str
+    #: Its class.
+    look: str
+
+
+_LOOKS = {RETRY.name: "default", RUN_NOW.name: "default", CANCEL.name: "", DELETE.name: "dhara-second dhara-grave"}
+
+
+def _useful(task: Any) -> Iterator[tuple[Verb, bool]]:
+    """Each verb, and whether it applies to the task as it is now."""
+    waits, runs, has_failed = task.state == State.PENDING, task.state == State.RUNNING, task.state in REVIVABLE
+    yield RETRY, has_failed
+    yield RUN_NOW, waits and task.run_at > task.now
+    yield CANCEL, waits or (runs and not task.cancel_requested_at)
+    yield COPY, has_failed
+    yield SNOOZE, waits
+    yield CHANGE_PRIORITY, waits
+    yield CHANGE_QUEUE, waits
+    yield DELETE, task.state in FINAL

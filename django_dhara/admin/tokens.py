@@ -14,6 +14,7 @@ from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -21,7 +22,7 @@ from django.views.decorators.debug import sensitive_variables
 
 from django_dhara import tokens
 from django_dhara.admin.readonly import ReadOnlyAdmin
-from django_dhara.admin.text import age, moment, name, tag, visible
+from django_dhara.admin.text import moment, name, tag, visible
 from django_dhara.models import Token
 
 #: What somebody must be allowed to do to give it to a token.
@@ -69,6 +70,7 @@ class TokenForm(forms.Form):
 
 @admin.register(Token)
 class TokenAdmin(ReadOnlyAdmin):
+    names = (gettext_lazy("token"), gettext_lazy("tokens"))
     list_display = ("name_", "standing_", "scopes_", "queues_", "created_", "expires_", "used_")
     list_display_links = None
     ordering = ("-pk",)
@@ -76,7 +78,7 @@ class TokenAdmin(ReadOnlyAdmin):
     add_form_template = "admin/dhara/token/add.html"
 
     class Media:
-        css: ClassVar = {"all": ("dhara/admin.css",)}
+        css: ClassVar = {"all": ("dhara/admin.css", "dhara/tokens.css")}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         rows: QuerySet[Any] = admin.ModelAdmin.get_queryset(self, request).using(tokens.alias()).annotate(now=Now())
@@ -105,20 +107,21 @@ class TokenAdmin(ReadOnlyAdmin):
         return ", ".join(map(visible, token.scopes))
 
     @admin.display(description=gettext_lazy("queues"))
-    def queues_(self, token: Any) -> str:
-        return ", ".join(map(visible, token.queues)) or _("all")
+    def queues_(self, token: Any) -> SafeString | str:
+        return format_html_join(", ", "{}", ((name(queue),) for queue in token.queues)) or _("all")
 
     @admin.display(description=gettext_lazy("created"))
     def created_(self, token: Any) -> SafeString:
-        return age(token.created_at, token.now)
+        return _captioned(_("created"), moment(token.created_at, token.now))
 
     @admin.display(description=gettext_lazy("expires"))
-    def expires_(self, token: Any) -> SafeString | str:
-        return moment(token.expires_at, token.now) if token.expires_at else _("never")
+    def expires_(self, token: Any) -> SafeString:
+        when = moment(token.expires_at, token.now) if token.expires_at else _("never")
+        return _captioned(_("expires"), when)
 
     @admin.display(description=gettext_lazy("used"))
-    def used_(self, token: Any) -> SafeString | str:
-        return moment(token.used_at, token.now) if token.used_at else _("never")
+    def used_(self, token: Any) -> SafeString:
+        return _captioned(_("used"), moment(token.used_at, token.now) if token.used_at else _("never"))
 
     @admin.action(description=gettext_lazy("Revoke"), permissions=["revoke"])
     def revoke(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
@@ -148,6 +151,7 @@ class TokenAdmin(ReadOnlyAdmin):
             "title": title,
             "opts": self.opts,
             "media": self.media + (more["form"].media if "form" in more else forms.Media()),
+            "trail": self.trail(),
             "back": reverse("admin:dhara_token_changelist", current_app=self.admin_site.name),
             "jsi18n": reverse("admin:jsi18n", current_app=self.admin_site.name),
             **more,
@@ -155,6 +159,11 @@ class TokenAdmin(ReadOnlyAdmin):
         response = TemplateResponse(request, f"admin/dhara/token/{template}.html", context)
         response["Cache-Control"] = "no-store"
         return response
+
+
+def _captioned(caption: str, value: SafeString | str) -> SafeString:
+    """A value with the head of its column, for where the window has no room for columns."""
+    return format_html('<span class="dhara-caption">{}</span> {}', caption, value)
 
 
 def _scopes_of(request: HttpRequest) -> list[str]:

@@ -70,6 +70,7 @@ class WorkerChangeList(BoundedChangeList):
 
 @admin.register(Worker)
 class WorkerAdmin(ReadOnlyAdmin):
+    names = (gettext_lazy("worker"), gettext_lazy("workers"))
     list_display = (
         "status_",
         "host_",
@@ -196,6 +197,7 @@ class WorkerAdmin(ReadOnlyAdmin):
             "workers": [(badge(one.status), f"{visible(one.host)}:{one.pid}", queues(one)) for one in workers],
             "ids": [worker.pk for worker in workers],
             "back": request.get_full_path(),
+            "trail": self.trail(),
         }
         return self._response(request, "confirm", context)
 

@@ -137,7 +137,7 @@ def _figures(tally: Tally, overview: Overview) -> Iterator[str]:
 
 def _workers(overview: Overview) -> list[str]:
     tallies = overview.past.workers if overview.past else {}
-    words = {"alive": _("alive"), "draining": _("draining"), "late": _("LATE")}
+    words = {"alive": _("alive"), "draining": _("draining"), "late": _("LATE"), "lost": _("LOST")}
     rows = [
         [
             clipped(worker.name),
@@ -152,7 +152,7 @@ def _workers(overview: Overview) -> list[str]:
 
 
 def _worst_first(worker: WorkerSeen) -> tuple[bool, str, int]:
-    return worker.status != "late", worker.host, worker.pid
+    return worker.lives, worker.host, worker.pid
 
 
 # --------------------------------------------------------------------------------------------------- text in cells

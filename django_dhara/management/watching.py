@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from django.core.management.base import CommandError, CommandParser
 from django.db import Error
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from django_dhara import stats
 from django_dhara.management import flags
@@ -33,7 +34,8 @@ def _range(raw: str) -> stats.Range:
 def title(backend: str, overview: Overview) -> str:
     """The first line: whose queue, what range, when."""
     now = timezone.localtime(overview.now) if timezone.is_aware(overview.now) else overview.now
-    return f"dhara {backend}  {stats.in_words(overview.range)}  {now:%Y-%m-%d %H:%M:%S}"
+    when = _("in %s") % stats.in_words(overview.range)
+    return f"dhara {backend}  {when}  {now:%Y-%m-%d %H:%M:%S}"
 
 
 @contextmanager

@@ -104,10 +104,10 @@ class Look:
 
     def _workers(self, backend: DharaBackend) -> None:
         seen = stats.workers(backend.settings.database, backend.alias)
-        for status in ("alive", "draining", "late"):
+        for status in ("alive", "draining", "late", "lost"):
             found = [worker for worker in seen if worker.status == status]
             self._values["dhara_workers"][backend.alias, status] = len(found)
-        living = [worker for worker in seen if worker.status != "late"]
+        living = [worker for worker in seen if worker.lives]
         self._values["dhara_slots"][backend.alias, "all"] = sum(worker.concurrency for worker in living)
         self._values["dhara_slots"][backend.alias, "busy"] = sum(worker.busy for worker in living)
 

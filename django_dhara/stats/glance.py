@@ -34,7 +34,7 @@ class Overview:
     @property
     def alive(self) -> list[WorkerSeen]:
         """Workers that claim, or finish what they have."""
-        return [worker for worker in self.workers or () if worker.status != "late"]
+        return [worker for worker in self.workers or () if worker.lives]
 
     @property
     def slots(self) -> tuple[int, int]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
-from django_dhara import sql
+from django.db.models import Count, Q
+from django.db.models.functions import Now
+
+from django_dhara import fleet, sql
 from django_dhara.models import Task, TaskQuerySet
 from django_dhara.states import State
 from django_dhara.stats.past import LIMIT_SECONDS
@@ -17,8 +19,8 @@ from django_dhara.stats.past import LIMIT_SECONDS
 COUNT_LIMIT = 10_000
 #: What is counted of one queue and priority, and how many of these pairs are looked at.
 DEPTH_LIMIT, LANES = 2_000, 1_000
-#: Workers that are looked at, and for how many seconds one that fell silent is still spoken of.
-WORKERS, SILENT_SECONDS = 1_000, 3600
+#: Workers that are looked at, and for how many seconds one that is lost is still spoken of.
+WORKERS, LOST_SECONDS = 1_000, 3600
 
 
 class Standing(NamedTuple):
@@ -141,7 +143,7 @@ def waiting(alias: str, backend: str | None) -> list[Waiting]:
 
 
 class WorkerSeen(NamedTuple):
-    """A worker that lives, or fell silent within `SILENT_SECONDS`."""
+    """A worker that lives, is late, or was lost within `LOST_SECONDS`; see `fleet.Status`."""
 
     id: UUID
     backend: str
@@ -153,9 +155,14 @@ class WorkerSeen(NamedTuple):
     concurrency: int
     started_at: datetime
     heartbeat_at: datetime
-    status: Literal["alive", "draining", "late"]
+    status: Literal["alive", "draining", "late", "lost"]
     #: Tasks that are its own, those that wait within it included.
     running: int
+
+    @property
+    def lives(self) -> bool:
+        """It claims, or finishes what it has."""
+        return self.status in ("alive", "draining")
 
     @property
     def busy(self) -> int:
@@ -164,37 +171,42 @@ class WorkerSeen(NamedTuple):
 
     def serves(self, backend: str, queue: str) -> bool:
         """Would it claim a task of this queue now?"""
-        chosen = not self.queues or queue in self.queues
-        return self.status == "alive" and self.backend == backend and chosen and queue not in self.exclude_queues
+        return (
+            self.status == "alive" and self.backend == backend and fleet.takes(queue, self.queues, self.exclude_queues)
+        )
 
 
-_WORKERS = f"""/* dhara:stats_workers */
-WITH running AS (SELECT worker_id AS id, count(*) AS number FROM dhara_task WHERE state = 'RUNNING' GROUP BY worker_id)
-SELECT id, backend, name, host, pid, queues, exclude_queues, concurrency, started_at, heartbeat_at,
-       CASE WHEN heartbeat_at < statement_timestamp() - make_interval(secs => lease_seconds) THEN 'late'
-            WHEN draining_at IS NOT NULL THEN 'draining' ELSE 'alive' END,
-       coalesce(number, 0)
-FROM dhara_worker LEFT JOIN running USING (id)
-WHERE stopped_at IS NULL AND (%(backend)s::text IS NULL OR backend = %(backend)s)
-  AND heartbeat_at > statement_timestamp() - make_interval(secs => lease_seconds + {SILENT_SECONDS})
-ORDER BY host, pid, started_at, id LIMIT {WORKERS}
-"""
+_SEEN = (
+    "id",
+    "backend",
+    "name",
+    "host",
+    "pid",
+    "queues",
+    "exclude_queues",
+    "concurrency",
+    "started_at",
+    "heartbeat_at",
+)
 
 
 def workers(alias: str, backend: str | None) -> list[WorkerSeen]:
-    """The workers that live, and those that fell silent without a word in the last hour.
+    """The workers that live, and those that fell silent without a word, the lost ones for an hour.
 
     Raises:
         TooSlow: it would take longer than `LIMIT_SECONDS`.
     """
-    rows = _bounded(alias, _WORKERS, {"backend": backend})
-    return [WorkerSeen(*row[:5], *map(_names, row[5:7]), *row[7:]) for row in rows]
-
-
-def _names(stored: Any) -> list[str]:
-    """Names from a JSON column, which Django's sessions leave as text and anybody may have written."""
-    names = json.loads(stored) if isinstance(stored, str) else stored
-    return [str(name) for name in (names if isinstance(names, list) else [names])]
+    since = Now() - timedelta(seconds=LOST_SECONDS)
+    known = Q(status__in=fleet.PRESENT) | Q(status=fleet.Status.LOST, heartbeat_at__gt=since)
+    rows = fleet.workers(alias).filter(known, **({} if backend is None else {"backend": backend}))
+    with sql.time_limit(alias, LIMIT_SECONDS):
+        counts: Any = Task.objects.using(alias).running().order_by().values_list("worker_id")
+        running = dict(counts.annotate(number=Count("pk")))
+        found = list(rows.order_by("host", "pid", "started_at", "id").values_list(*_SEEN, "status")[:WORKERS])
+    return [
+        WorkerSeen._make([*row[:5], *map(fleet.names, row[5:7]), *row[7:10], row[10].lower(), running.get(row[0], 0)])
+        for row in found
+    ]
 
 
 class Died(NamedTuple):

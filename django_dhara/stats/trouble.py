@@ -19,7 +19,7 @@ from django_dhara.words import capped, isolated, span
 
 Level = Literal["harm", "warning", "notice"]
 Kind = Literal[
-    "no_workers", "unserved", "behind", "paused", "failing", "dead", "late", "snapshot", "suspects", "retries"
+    "no_workers", "unserved", "behind", "paused", "failing", "dead", "late", "lost", "snapshot", "suspects", "retries"
 ]
 
 #: A queue falls behind when a task has been ready for so long.
@@ -193,17 +193,29 @@ def _dead(facts: Facts) -> Iterator[Item]:
 
 
 def _silent(facts: Facts) -> Iterator[Item]:
-    silent = [worker for worker in facts.workers or () if worker.status == "late"]
-    if not silent:
-        return
-    silent.sort(key=lambda worker: worker.heartbeat_at, reverse=True)
-    named = ", ".join(isolated(worker.name) for worker in silent[:3])
-    told = ngettext(
+    for kind, words in _GONE.items():
+        gone = [worker for worker in facts.workers or () if worker.status == kind]
+        if not gone:
+            continue
+        gone.sort(key=lambda worker: worker.heartbeat_at, reverse=True)
+        named = ", ".join(isolated(worker.name) for worker in gone[:3])
+        told = words(len(gone)) % {"number": len(gone), "named": f"{named}, …" if len(gone) > 3 else named}
+        yield Item(kind, "warning", told, min(worker.heartbeat_at for worker in gone), number=len(gone))
+
+
+#: What is said of workers that took no leave.
+_GONE: dict[Literal["late", "lost"], Callable[[int], str]] = {
+    "late": lambda number: ngettext(
         "%(number)s worker fell silent without a word: %(named)s.",
         "%(number)s workers fell silent without a word: %(named)s.",
-        len(silent),
-    ) % {"number": len(silent), "named": f"{named}, …" if len(silent) > 3 else named}
-    yield Item("late", "warning", told, min(worker.heartbeat_at for worker in silent), number=len(silent))
+        number,
+    ),
+    "lost": lambda number: ngettext(
+        "%(number)s worker is lost, killed or cut off for good: %(named)s.",
+        "%(number)s workers are lost, killed or cut off for good: %(named)s.",
+        number,
+    ),
+}
 
 
 def _snapshots(facts: Facts) -> Iterator[Item]:

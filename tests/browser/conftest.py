@@ -75,10 +75,28 @@ def browse(chromium, _strict_policy, live_server, operator):
 
 @pytest.fixture
 def picture(tmp_path):
-    """Writes a screenshot into the folder SCREENSHOTS, or into the test's own."""
+    """Writes a screenshot into the folder SCREENSHOTS, or into the test's own; of the whole page, or of the window."""
     folder = Path(os.environ.get("SCREENSHOTS", tmp_path))
     folder.mkdir(parents=True, exist_ok=True)
-    return lambda page, name, whole=True: page.screenshot(path=folder / f"{name}.png", full_page=whole)
+
+    def take(page, name, whole=True):
+        path, window = folder / f"{name}.png", page.viewport_size
+        if whole:
+            # In a window as high as the page: what sticks to the edge of a lower one would cover the middle.
+            page.set_viewport_size({**window, "height": page.evaluate("document.documentElement.scrollHeight")})
+        page.screenshot(path=path, full_page=whole)
+        page.set_viewport_size(window)
+        _with_a_palette(path)
+
+    return take
+
+
+def _with_a_palette(path):
+    """Half the size, and nobody sees a difference: a page has few colours."""
+    images = pytest.importorskip("PIL.Image", reason="needs `pip install pillow`")
+    with images.open(path) as image:
+        few = image.convert("RGB").quantize(128, images.Quantize.MAXCOVERAGE, kmeans=2)
+    few.save(path, optimize=True)
 
 
 #: Of what axe-core finds, what keeps somebody out; "moderate" and "minor" are matters of taste, often Django's own.

@@ -182,7 +182,7 @@ def test_the_docs_have_their_pictures_of_the_fleet(browse, fleet, picture):
         "workers": WORKERS,
         "worker": f"{WORKERS}{BUSY}/change/",
     }
-    with browse() as page:
+    with browse({"width": 1280, "height": 720}) as page:
         for name, address in addresses.items():
             Worker.objects.filter(pid__gt=4000).update(heartbeat_at=ago(4))
             page.goto(address)

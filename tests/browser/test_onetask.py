@@ -54,7 +54,7 @@ def running(shop):
             "kwargs": {"since": "2026-11-29", "options": {"full": False, "pages": [1, 2, 3]}},
         },
         checkpoint={"page": 4, "cursor": "eyJpZCI6NDEyfQ"},
-        lease_until=ago(-3600),
+        lease_until=ago(-28),
     )
     return task
 
@@ -118,11 +118,7 @@ def test_every_page_fits_its_window(browse, addresses, picture, accessible, size
 
 def test_the_docs_have_their_pictures(browse, addresses, picture):
     """`SCREENSHOTS=docs/images python -m pytest tests/browser -m browser -k docs_have` makes those of docs/how-to."""
-    rest = (
-        "#header, #nav-sidebar, #toggle-nav-sidebar, .dhara-facts div:nth-child(n+8),"
-        "body:not(.dhara-letters) .dhara-document ~ .module,"
-        ".dhara-event:nth-child(n+4):not(:last-child), .dhara-attempt:nth-of-type(n+4)"
-    )
+    rest = "#header, #nav-sidebar, #toggle-nav-sidebar, .dhara-document ~ .dhara-document"
     with browse({"width": 920, "height": 400}) as page:
         for name, address in addresses.items():
             page.goto(address)
@@ -260,3 +256,47 @@ def test_hostile_rows_look_right_and_run_nothing(browse, shop, picture):
             page.goto(address)
             picture(page, name)
             assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0, name
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_a_waiting_task_is_put_off_moved_and_canceled_and_then_copied_and_deleted(
+    browse, transactional_db, picture, accessible, size
+):
+    task = a_task(function="shop.orders.tasks.send_receipt", queue="email")
+    with browse(size) as page:
+        page.goto(page_of(task))
+        picture(page, f"task-waits-{shape(size, 'light')}")
+        for button, argument, said in (
+            ("Snooze…", "2h", "1 put off."),
+            ("Change priority…", "42", "1 has it now."),
+            ("Change queue…", "default", "1 moved."),
+        ):
+            press(page, button)
+            page.wait_for_selector("#id_argument")
+            accessible(page)
+            page.fill("#id_argument", argument)
+            page.keyboard.press("Enter")
+            page.wait_for_selector(f".messagelist >> text={said}")
+        press(page, "Run now")
+        page.wait_for_selector(".messagelist >> text=1 due now.")
+        press(page, "Cancel")
+        page.wait_for_selector(".messagelist >> text=1 canceled.")
+        page.wait_for_load_state()
+        accessible(page)
+        picture(page, f"task-ended-{shape(size, 'light')}")
+        press(page, "Retry as a new task")
+        page.wait_for_selector(".messagelist >> text=1 enqueued anew.")
+        page.wait_for_selector("text=Enqueued by")
+        page.goto(page_of(task))
+        press(page, "Delete…")
+        page.click(".dhara-confirmation button")
+        page.wait_for_selector(".messagelist >> text=1 deleted.")
+        assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+    [copy] = Task.objects.all()
+    assert (copy.parent_id, copy.queue, copy.priority) == (task.pk, "default", 42)
+
+
+def press(page, label):
+    """A button, by the keyboard."""
+    page.focus(f".dhara-buttons button:text-is('{label}')")
+    page.keyboard.press("Enter")

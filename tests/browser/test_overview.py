@@ -36,9 +36,12 @@ def test_the_overview_fits_its_window(browse, afternoon, picture, accessible, si
             picture(page, f"overview-{key}-{'wide' if size is WIDE else 'narrow'}-{scheme}")
             assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0, key
             accessible(page)
-        if (size, scheme) == (WIDE, "light"):
-            page.goto(OVERVIEW)
-            picture(page, "overview", whole=False)  # docs/images
+
+
+def test_the_docs_have_their_picture_of_the_overview(browse, afternoon, picture):
+    with browse() as page:
+        page.goto(OVERVIEW)
+        picture(page, "overview", whole=False)
 
 
 def test_a_quiet_queue_and_an_empty_one_look_right_too(browse, transactional_db, picture, accessible):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
@@ -14,7 +15,7 @@ _RETENTION = ("completed", "canceled", "dead", "keyed")
 
 
 class Command(BaseCommand):
-    help = "Delete finished tasks after their retention, and old records of workers, in small batches, as workers do."
+    help = "Delete finished tasks and bulk changes after their retention, and old records of workers, as workers do."
 
     def add_arguments(self, parser: CommandParser) -> None:
         flags.one_line_errors(parser)
@@ -40,7 +41,8 @@ class Command(BaseCommand):
                 count = _delete(execute, options, backend.alias, state, seconds)
                 self.stdout.write(f"{state}: {count} deleted")
         if not given["dry_run"]:
-            for tidy in (stats.roll_up, services.prune_records):
+            bulk_changes = partial(services.prune_bulk_changes, options=options)
+            for tidy in (stats.roll_up, services.prune_records, bulk_changes):
                 while tidy(execute):
                     pass
 
