@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 
 from django_dhara import lifecycle, services, sql, stats
 from django_dhara.conf import Options
@@ -13,7 +13,7 @@ from django_dhara.states import State
 _RETENTION = ("completed", "canceled", "dead", "keyed")
 
 
-class Command(BaseCommand):
+class Command(flags.Command):
     help = "Delete finished tasks after their retention, and old records of workers, in small batches, as workers do."
 
     def add_arguments(self, parser: CommandParser) -> None:
