@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -13,10 +12,8 @@ from django.http import HttpRequest
 from django.middleware.csrf import CsrfViewMiddleware
 from django.views.decorators.debug import sensitive_variables
 
-from django_dhara import project, tokens
+from django_dhara import events, project, tokens
 from django_dhara.api.problems import Problem
-
-logger = logging.getLogger("django_dhara.api")
 
 _SAFE = ("GET", "HEAD", "OPTIONS", "TRACE")
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
@@ -155,5 +152,5 @@ class Failures:
         try:
             return question()
         except Exception as error:  # noqa: BLE001 - of any cache; and `incr` of a key that has just expired
-            logger.warning("Wrong tokens are not counted: the cache raised %s", type(error).__name__)
+            events.API_TOKENS_UNCOUNTED.murmur("", error_class=type(error).__name__)
             return None
