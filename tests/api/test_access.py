@@ -168,7 +168,7 @@ def test_of_a_token_only_its_hash_is_kept(db):
     assert secret not in stored
     assert row.hint == secret[:7]
     assert secret not in repr(row) + str(row) + repr(vars(row))
-    assert tokens.find(secret) == row
+    assert tokens.find(tokens.Secret(secret)) == row
 
 
 @pytest.mark.parametrize(
