@@ -200,7 +200,7 @@ def test_a_token_is_not_in_what_is_told_of_an_error(scene, leaks, monkeypatch, w
         assert any(record.exc_info for record in leaks.records.kept)
         assert leaks.mails.sent
         assert leaks.events
-    assert leaks(secret) == []
+    assert leaks(secret) == leaks(OBSERVE) == []
 
 
 def test_what_finds_leaks_finds_one(leaks):
