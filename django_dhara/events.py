@@ -146,7 +146,8 @@ def one_line(error: object) -> str:
 
 
 _tasks, _worker = logging.getLogger("django_dhara"), logging.getLogger("django_dhara.worker")
-_django = logging.getLogger("django.tasks")
+_django, _api = logging.getLogger("django.tasks"), logging.getLogger("django_dhara.api")
+_redaction = logging.getLogger("django_dhara.redaction")
 
 
 #: What every line about the end of a run has.
@@ -297,6 +298,29 @@ LISTEN_DEAF = _of_workers(
     WARNING,
     "LISTEN hears nothing on this connection, as behind a pooler in transaction mode: new tasks are found by polling. "
     "Set LISTEN_DSN to a direct connection to get wake-ups.",
+)
+
+# ---------------------------------------------------------------------------------------------- the HTTP API, arguments
+
+API_CHANGED = Event(
+    "api.changed", INFO, "%(caller)s: %(verb)s of %(what)s by the API: %(answer)s", _api, ("task_id", "count")
+)
+API_BULK_BEGUN = Event(
+    "api.bulk_begun", INFO, "%(caller)s: began bulk change %(change_id)s by the API: %(verb)s of %(search)s", _api
+)
+API_BULK_STOPPED = Event("api.bulk_stopped", INFO, "%(caller)s: stopped bulk change %(change_id)s by the API", _api)
+API_QUEUE_CHANGED = Event(
+    "api.queue_changed", INFO, "%(caller)s: %(verb)s queue %(queue)s by the API", _api, ("backend",)
+)
+API_UNAVAILABLE = Event("api.unavailable", WARNING, "The API answers 503: %(reason)s", _api)
+API_TOKENS_UNCOUNTED = Event(
+    "api.tokens_uncounted", WARNING, "Wrong tokens are not counted: the cache raised %(error_class)s", _api
+)
+ARGUMENTS_HIDDEN = Event(
+    "arguments.hidden",
+    ERROR,
+    'The arguments of %(function)s are hidden: the hook DHARA["REDACT"] does not work',
+    _redaction,
 )
 
 #: By the name of the constant.

@@ -68,7 +68,7 @@ class Project:
 
     #: A secret that opens `/readyz` and `/metrics`, as `Authorization: Bearer …`; at least 16 characters. Empty: there
     #: is none, and they are open to people who may see workers only.
-    observe_token: str = field(default="", metadata={"check": secret})
+    observe_token: str = field(default="", repr=False, metadata={"check": secret})
     #: Networks from which `/readyz` and `/metrics` are open to everybody, such as "10.0.0.0/8, ::1/128". It is the
     #: address that has connected: behind a proxy that of the proxy.
     observe_networks: str = field(default="", metadata={"check": networks})

@@ -8,15 +8,12 @@ in `DHARA` that may have been meant to name a hook.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from django.utils.module_loading import import_string
 
-from django_dhara import project
-
-logger = logging.getLogger("django_dhara.redaction")
+from django_dhara import events, project
 
 
 class Shown(NamedTuple):
@@ -49,8 +46,8 @@ def shown(function: str, text: str) -> Shown:
         return Shown(text)
     try:
         return Shown(json.dumps(_redacted(function, text), ensure_ascii=False), is_redacted=True)
-    except Exception:
-        logger.exception('The arguments of %s are hidden: the hook DHARA["REDACT"] does not work', function)
+    except Exception:  # noqa: BLE001 - the hook is somebody's code
+        events.ARGUMENTS_HIDDEN.murmur(function, function=function, exc_info=True)
         return Shown("", is_redacted=True, is_hidden=True)
 
 

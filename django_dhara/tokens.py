@@ -10,10 +10,12 @@ import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from hashlib import sha256
+from hmac import compare_digest
 from secrets import token_urlsafe
 
 from django.db.models import Q, Value
 from django.db.models.functions import Now
+from django.http import HttpRequest
 from django.views.decorators.debug import sensitive_variables
 
 from django_dhara import databases
@@ -68,7 +70,7 @@ def create(
     row = Token.objects.using(alias()).create(
         name=name,
         hint=secret[:_HINT],
-        digest=_digest(secret),
+        digest=Secret(secret).digest(),
         scopes=[scope for scope in SCOPES if scope in scopes],
         queues=sorted(set(queues)),
         expires_at=expires_at,
@@ -77,17 +79,43 @@ def create(
     return row, secret
 
 
-@sensitive_variables("secret")
-def _digest(secret: str) -> bytes:
-    return sha256(secret.encode()).digest()
+class Secret:
+    """What a caller has shown. It prints as nothing: the variables of a traceback, which Django mails to the admins and
+    Sentry sends away, hold this and not its text.
+    """
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return "Secret()"
+
+    @property
+    def is_token(self) -> bool:
+        """Has it the form of one?"""
+        return _FORM.fullmatch(self._text) is not None
+
+    def digest(self) -> bytes:
+        return sha256(self._text.encode()).digest()
+
+    def equals(self, other: str) -> bool:
+        """Is it this text, which is not empty? That takes equally long for all texts."""
+        return bool(other) and compare_digest(self._text.encode(), other.encode())
 
 
-@sensitive_variables("secret")
-def find(secret: str) -> Token | None:
+def shown(request: HttpRequest) -> Secret | None:
+    """What a request has in `Authorization: Bearer …`; None: it has no such header."""
+    kind, _, text = request.headers.get("Authorization", "").partition(" ")
+    return Secret(text.strip()) if kind.lower() == "bearer" else None
+
+
+def find(secret: Secret) -> Token | None:
     """The token that is valid now, by the database's clock; None: there is none, it has expired, or was revoked."""
-    if not _FORM.fullmatch(secret):
+    if not secret.is_token:
         return None
-    rows = Token.objects.using(alias()).filter(digest=_digest(secret), revoked_at__isnull=True)
+    rows = Token.objects.using(alias()).filter(digest=secret.digest(), revoked_at__isnull=True)
     row = rows.filter(Q(expires_at__isnull=True) | Q(expires_at__gt=Now())).annotate(now=Now()).first()
     if row is not None and (row.used_at is None or row.now - row.used_at > _USE_NOTED):
         _note_use(row)

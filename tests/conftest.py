@@ -5,7 +5,7 @@ from django.apps import apps
 from django.db import connection, connections
 from django.test import TransactionTestCase
 
-from django_dhara import registry, sql
+from django_dhara import events, registry, sql
 from tests.sessions import Caller, Session
 
 
@@ -13,6 +13,12 @@ from tests.sessions import Caller, Session
 def _tasks_are_known():
     """Their modules are imported under the settings of the tests, not under those that some test has made up."""
     registry.discover()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_murmured(monkeypatch):
+    """A test hears what it causes, whatever was said a moment ago."""
+    monkeypatch.setattr(events, "_murmured", events.Repeats(events.PAUSE_SECONDS, events.LONGEST_SECONDS))
 
 
 @pytest.fixture

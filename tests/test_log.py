@@ -3,11 +3,14 @@
 import io
 import json
 import logging
+import re
 import sys
 import uuid
+from pathlib import Path
 
 import pytest
 
+import django_dhara
 from django_dhara import events, log, signals
 from django_dhara.backend import DharaBackend
 from django_dhara.compat import TaskResultStatus, task_finished
@@ -33,7 +36,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def _nothing_was_said_before(monkeypatch):
-    for module, name in ((events, "_murmured"), (log, "_failures"), (log, "_deaths")):
+    for module, name in ((log, "_failures"), (log, "_deaths")):
         monkeypatch.setattr(module, name, Repeats(60, 60))
     signals.sums_up.set()
     yield
@@ -76,6 +79,24 @@ def test_names_of_events_are_unique_and_of_one_form():
     names = [event.name for event in EVENTS.values()]
     assert len(names) == len(set(names))
     assert all(name.replace(".", "").replace("_", "").isalpha() and name == name.lower() for name in names)
+
+
+def test_no_line_goes_past_the_catalogue():
+    """But for those of `testing`, which a project's own tests read."""
+    package = Path(django_dhara.__file__).parent
+    sources = [path for path in package.rglob("*.py") if path.name != "events.py" and "testing" not in path.parts]
+    call = re.compile(r"\blog(ger|ging)?\.(debug|info|warning|error|exception|critical|log)\(")
+    assert [path.name for path in sources if call.search(path.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize("event", EVENTS.values(), ids=lambda event: event.name)
+def test_the_text_of_an_event_takes_its_fields(event, caplog):
+    caplog.set_level(logging.DEBUG)
+    event.tell(**{name: 1 if f"%({name})s" not in event.text else EVIL for name in event.fields})
+    if event.logger.name.startswith("django_dhara"):
+        [record] = caplog.records
+        assert record.dhara_event == event.name
+        assert record.getMessage().isprintable()
 
 
 def test_a_record_has_its_event_and_its_fields(db, caplog):

@@ -54,7 +54,10 @@ def test_a_hook_that_raises_or_does_not_exist_hides_the_arguments_and_is_logged(
     set_hook(settings, hook)
     with caplog.at_level(logging.ERROR):
         assert redaction.shown("shop.pay", PAYLOAD) == ("", True, True)
-    assert "The arguments of shop.pay are hidden" in caplog.text
+    [record] = caplog.records
+    assert record.getMessage() == 'The arguments of shop.pay are hidden: the hook DHARA["REDACT"] does not work'
+    assert (record.dhara_event, record.dhara_function) == ("arguments.hidden", "shop.pay")
+    assert record.exc_info
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -11,12 +10,9 @@ from typing import Any
 from django.core.cache import cache
 from django.http import HttpRequest
 from django.middleware.csrf import CsrfViewMiddleware
-from django.views.decorators.debug import sensitive_variables
 
-from django_dhara import project, tokens
+from django_dhara import events, project, tokens
 from django_dhara.api.problems import Problem
-
-logger = logging.getLogger("django_dhara.api")
 
 _SAFE = ("GET", "HEAD", "OPTIONS", "TRACE")
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
@@ -76,16 +72,15 @@ def caller_of(request: HttpRequest) -> Caller:
     return caller
 
 
-@sensitive_variables("secret")
 def identify(request: HttpRequest) -> Caller:
     """Find out who calls. A request with a token is judged by the token alone, whatever cookies come with it.
 
     Raises:
         Problem: 401, 403 for a session whose CSRF token is wrong, 429 after too many wrong tokens.
     """
-    kind, _, secret = request.headers.get("Authorization", "").partition(" ")
-    if kind.lower() == "bearer":
-        return _by_token(request, secret.strip())
+    secret = tokens.shown(request)
+    if secret is not None:
+        return _by_token(request, secret)
     user: Any = getattr(request, "user", None)
     if user is None or not user.is_authenticated or not user.is_active:
         raise _unknown("Send a token as `Authorization: Bearer dht_...`, or log in.")
@@ -93,8 +88,7 @@ def identify(request: HttpRequest) -> Caller:
     return Caller(f"user {user.get_username()}", lambda needs: user.has_perms(needs.permissions))
 
 
-@sensitive_variables("secret")
-def _by_token(request: HttpRequest, secret: str) -> Caller:
+def _by_token(request: HttpRequest, secret: tokens.Secret) -> Caller:
     failures = Failures(request)
     failures.check()
     row = tokens.find(secret)
@@ -155,5 +149,5 @@ class Failures:
         try:
             return question()
         except Exception as error:  # noqa: BLE001 - of any cache; and `incr` of a key that has just expired
-            logger.warning("Wrong tokens are not counted: the cache raised %s", type(error).__name__)
+            events.API_TOKENS_UNCOUNTED.murmur("", error_class=type(error).__name__)
             return None

@@ -53,8 +53,11 @@ def _function(path: str) -> Task:
     """The task at a path that is registered already: what a request says is never imported."""
     registry.discover()
     task = registry.known(path)
-    if not isinstance(task, Task) or not isinstance(task.get_backend(), DharaBackend):
+    if not isinstance(task, Task):
         raise Problem("invalid", f"There is no task function {payload.plain(path)!r} here.", field="type")
+    if not isinstance(task.get_backend(), DharaBackend):
+        detail = f"{task.module_path} is of TASKS[{task.backend!r}], which is not a queue of this API."
+        raise Problem("invalid", detail, field="type")
     return task
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 from uuid import UUID
 
 from django.http import HttpRequest
 
-from django_dhara import bulk, databases, operations
+from django_dhara import bulk, databases, events, operations
 from django_dhara.api import finding, schemas, scope
 from django_dhara.api.access import CANCEL, CHANGE, RETRY, SEE, Caller, caller_of
 from django_dhara.api.problems import Problem
 from django_dhara.api.service import endpoint
 from django_dhara.models import BulkChange
-
-logger = logging.getLogger("django_dhara.api")
 
 _TAG = "changes"
 #: What it takes to go on with a change.
@@ -48,7 +45,7 @@ def _begin(request: HttpRequest, verb: operations.Verb, selection: Any, status: 
         raise Problem("forbidden", f"This token is not good for the queue {selection.queue!r}.", field="queue")
     with scope.limited(alias):
         change = bulk.create(alias, verb, asked, reason="By the API", user_name=caller.name)
-    logger.info("%s: began bulk change %s by the API: %s of %s", caller.name, change.pk, verb, change.search)
+    events.API_BULK_BEGUN.tell(caller=caller.name, change_id=change.pk, verb=verb, search=change.search)
     return _told(bulk.step(alias, change.pk))
 
 
@@ -70,7 +67,7 @@ def stop_change(request: HttpRequest, change_id: UUID) -> schemas.Change:
     """Stop a change where it is; it takes what beginning it took."""
     alias, change = _mine(request, change_id)
     if bulk.stop(alias, change.pk):
-        logger.info("%s: stopped bulk change %s by the API", caller_of(request).name, change.pk)
+        events.API_BULK_STOPPED.tell(caller=caller_of(request).name, change_id=change.pk)
     return _told(BulkChange.objects.using(alias).get(pk=change.pk))
 
 

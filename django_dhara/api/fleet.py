@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from django.db.models import F
 from django.http import HttpRequest
 from ninja import Query
 
-from django_dhara import fleet, operations, stats
+from django_dhara import events, fleet, operations, stats
 from django_dhara.api import schemas, scope
 from django_dhara.api.access import PAUSE, SEE, SEE_QUEUES, SEE_WORKERS, Caller, caller_of
 from django_dhara.api.problems import Problem
 from django_dhara.api.service import endpoint
 from django_dhara.backend import DharaBackend, check_queue
 from django_dhara.payload import plain
-
-logger = logging.getLogger("django_dhara.api")
 
 #: Rows of a list that has no pages.
 _MOST = 500
@@ -76,7 +73,8 @@ def _set(request: HttpRequest, name: str, query: schemas.OfBackend, *, paused: b
     except ValueError as error:
         raise Problem("not-found", str(error)) from None
     if changed:
-        logger.info("%s: %s queue %s by the API", caller.name, "pause" if paused else "resume", plain(name))
+        told = "pause" if paused else "resume"
+        events.API_QUEUE_CHANGED.tell(caller=caller.name, verb=told, queue=name, backend=backend.alias)
     return schemas.Paused(name=name, backend=backend.alias, paused=paused, changed=changed)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
+from django.template.loader import render_to_string
 
 from django_dhara import project
 from django_dhara.api import access
@@ -22,6 +23,8 @@ _HEADERS = {
     "Allow": "The methods that this address takes.",
 }
 _OF_STATUS = {"401": ("WWW-Authenticate",), "405": ("Allow",), "429": ("Retry-After",), "503": ("Retry-After",)}
+#: What the descriptions set apart, in text that is escaped already.
+_CODE = re.compile(r"`([^`<>]+)`")
 #: Models whose fields are parameters; as a whole they are neither sent nor answered.
 _QUERIES = ("Listing", "OfBackend", "OfRange")
 #: In the order of the document.
@@ -60,7 +63,8 @@ def page_view(request: HttpRequest) -> HttpResponse:
     _may_see(request)
     described = document(request.path.removesuffix("docs"))
     context = {"api": described, "operations": list(operations(described)), "schemas": list(schemas(described))}
-    return render(request, "dhara/api.html", context)
+    text = render_to_string("dhara/api.html", context, request)
+    return HttpResponse(_CODE.sub(r"<code>\1</code>", text))
 
 
 def _may_see(request: HttpRequest) -> None:
@@ -165,7 +169,7 @@ def operations(described: dict[str, Any]) -> Iterator[Operation]:
                 body=_kind(body) if body else "",
                 needs=_needs(*operation["security"]),
                 answers=[(status, _answer(answer)) for status, answer in answers.items() if int(status) < 300],
-                problems=[status for status in answers if int(status) >= 300],
+                problems=[status for status in answers if int(status) >= 400],
             )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -15,10 +14,8 @@ from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
 from django.utils.log import log_response
 from ninja.errors import ValidationError
 
-from django_dhara import sql
+from django_dhara import events, sql
 from django_dhara.errors import IsolationError
-
-logger = logging.getLogger("django_dhara.api")
 
 MEDIA_TYPE = "application/problem+json"
 #: `type` of a document; no page is there, it only names the kind.
@@ -141,12 +138,16 @@ def _of_database(error: BaseException) -> Problem | None:
         case IsolationError():
             return unavailable("Another transaction was in the way. Try again.")
         case OperationalError() | InterfaceError() | InternalError() | psycopg.OperationalError():
-            logger.warning("The API answers 503: %s", type(error.__cause__ or error).__name__)
+            _murmur(type(error.__cause__ or error).__name__)
             return unavailable("The database cannot be reached, or takes no writes. Try again.")
         case ProgrammingError() if getattr(error.__cause__, "sqlstate", "") in ("42P01", "42703"):
-            logger.warning("The API answers 503: tables or columns are missing; run `manage.py migrate`.")
+            _murmur("tables or columns are missing; run `manage.py migrate`")
             return unavailable("The database is not ready for this version.")
     return None
+
+
+def _murmur(reason: str) -> None:
+    events.API_UNAVAILABLE.murmur(reason, reason=reason)
 
 
 def _unexpected(request: HttpRequest) -> Problem:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 from uuid import UUID
 
@@ -10,15 +9,13 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Query
 from ninja.responses import Status
 
-from django_dhara import databases, models, operations
+from django_dhara import databases, events, models, operations
 from django_dhara.api import calls, finding, schemas, scope, shown
 from django_dhara.api.access import CANCEL, ENQUEUE, RETRY, SEE, Caller, caller_of
 from django_dhara.api.problems import Problem
 from django_dhara.api.service import endpoint
 from django_dhara.lifecycle import Tally
 from django_dhara.results import TaskResult
-
-logger = logging.getLogger("django_dhara.api")
 
 _TAG = "tasks"
 #: What a replay does not tell somebody who may enqueue and not read.
@@ -148,5 +145,6 @@ def _changed(verb: operations.Verb, task_id: UUID, caller: Caller) -> Tally:
 
 def _log(verb: str, caller: Caller, tally: Tally) -> None:
     for answer, ids in tally.changed.items():
-        what = ids[0] if len(ids) == 1 else f"{len(ids)} tasks"
-        logger.info("%s: %s of %s by the API: %s", caller.name, verb, what, answer)
+        one = str(ids[0]) if len(ids) == 1 else None
+        what = one or f"{len(ids)} tasks"
+        events.API_CHANGED.tell(caller=caller.name, verb=verb, what=what, answer=answer, task_id=one, count=len(ids))

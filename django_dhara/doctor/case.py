@@ -2,6 +2,11 @@
 
 Every question is a transaction of its own that only reads, gives up after two seconds, and waits for no lock longer
 than half of one. So the doctor can be called on a server that is in trouble without adding to it.
+
+What waits and who works is asked here and not in `stats`: of each lane only its first task is wanted, where `stats`
+counts; silent workers are spoken of for a day, and their versions compared, where `stats` lists those of an hour; and
+`stats` asks on Django's connection, which in trouble is what may not be had. A draining worker is the same to both: it
+is alive, and serves no queue.
 """
 
 from __future__ import annotations
@@ -170,6 +175,7 @@ class BackendCase:
             SELECT id, name, host, version, lease_seconds,
                    ARRAY(SELECT jsonb_array_elements_text(queues)) AS queues,
                    ARRAY(SELECT jsonb_array_elements_text(exclude_queues)) AS exclude,
+                   draining_at IS NOT NULL AS is_draining,
                    extract(epoch FROM statement_timestamp() - heartbeat_at)::float8 AS silent,
                    extract(epoch FROM statement_timestamp() - started_at)::float8 AS age
             FROM dhara_worker
@@ -180,6 +186,11 @@ class BackendCase:
     @property
     def alive(self) -> list[Any]:
         return [worker for worker in self.workers if worker.silent <= worker.lease_seconds]
+
+    @property
+    def claiming(self) -> list[Any]:
+        """Those that are alive and take new tasks."""
+        return [worker for worker in self.alive if not worker.is_draining]
 
 
 _WAITS = "backend = %(backend)s AND state = 'PENDING' AND lost = 0"

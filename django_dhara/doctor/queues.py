@@ -51,7 +51,7 @@ def unknown_functions(case: BackendCase) -> Iterator[Finding]:
 NOT_SERVED = Trouble(
     "dhara.D081", Severity.ERROR,
     "Tasks wait in a queue that no living worker serves",
-    "They wait for ever.",
+    "They wait for ever. Workers that drain finish what they have, and take nothing more.",
     "manage.py dhara_worker --backend {backend} --queues {queues}; or one without --queues, which serves all.",
 )  # fmt: skip
 
@@ -61,7 +61,7 @@ def unserved_queues(case: BackendCase) -> Iterator[Finding]:
         return
     long = case.limits.ready_seconds
     waits = {queue: seconds for queue, seconds in case.ready_queues.items() if seconds > long}
-    unserved = [queue for queue in waits if not any(_serves(worker, queue) for worker in case.alive)]
+    unserved = [queue for queue in waits if not any(_serves(worker, queue) for worker in case.claiming)]
     unserved = sorted(set(unserved) - case.paused.keys())
     if unserved:
         what = listed([f"{queue} (since {span(waits[queue])})" for queue in unserved])
@@ -96,7 +96,7 @@ BACKLOG = Trouble(
 
 
 def backlog(case: BackendCase) -> Iterator[Finding]:
-    served = {queue for queue in case.ready_queues if any(_serves(worker, queue) for worker in case.alive)}
+    served = {queue for queue in case.ready_queues if any(_serves(worker, queue) for worker in case.claiming)}
     for queue in sorted(served - case.paused.keys()):
         waits = case.ready_queues[queue]
         if waits > case.limits.ready_seconds:

@@ -58,10 +58,7 @@ def direct(connection: BaseDatabaseWrapper, dsn: str) -> Iterator[None]:
     if dsn:
         _reopen_at(connection, dsn)
     try:
-        connection.ensure_connection()
-    except OperationalError as error:
-        raise CommandError(f"DATABASES[{connection.alias!r}] cannot be reached: {_one_line(error)}") from error
-    try:
+        _ensure(connection)
         yield
     finally:
         if dsn:
@@ -69,10 +66,17 @@ def direct(connection: BaseDatabaseWrapper, dsn: str) -> Iterator[None]:
             _close(connection)
 
 
+def _ensure(connection: BaseDatabaseWrapper) -> None:
+    try:
+        connection.ensure_connection()
+    except OperationalError as error:
+        raise CommandError(f"DATABASES[{connection.alias!r}] cannot be reached: {_one_line(error)}") from error
+
+
 def _reopen_at(connection: Any, dsn: str) -> None:
     try:
         address = conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError as error:
+    except (psycopg.ProgrammingError, UnicodeEncodeError) as error:
         raise CommandError(f"--dsn cannot be read: {_one_line(error)}") from None
     _close(connection)
     parameters = connection.get_connection_params

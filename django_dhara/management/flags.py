@@ -1,4 +1,7 @@
-"""Flags of the commands: each has an environment variable, and a bad value is one line and exit code 2."""
+"""Flags of the commands: each has an environment variable, and a bad value is one line and exit code 2.
+
+What a command says of a value quotes it, and a value may be anything: it forges no further line, and fills no screen.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,44 @@ import argparse
 import math
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
 
 from django_dhara import conf
 from django_dhara.backend import DharaBackend
 from django_dhara.compat import task_backends
-from django_dhara.payload import check_text
+from django_dhara.payload import check_text, plain
+
+#: What is wrong is said in so many characters.
+MOST_CHARACTERS = 800
+
+
+class Command(BaseCommand):
+    """Of ours: what is wrong is one line."""
+
+    def execute(self, *args: Any, **given: Any) -> str | None:
+        try:
+            return super().execute(*args, **given)
+        except SystemCheckError:
+            raise
+        except CommandError as error:
+            raise CommandError(one_line(str(error)), returncode=error.returncode) from error
 
 
 def one_line_errors(parser: CommandParser) -> None:
-    """Say what is wrong without the usage of all flags in front; `--help` has them."""
+    """Say what is wrong in one line, without the usage of all flags in front; `--help` has them."""
     parser.print_usage = lambda file=None: None  # type: ignore[method-assign]
+    say: Callable[[str], NoReturn] = parser.error
+    parser.error = lambda message: say(one_line(message))  # type: ignore[method-assign]
+
+
+def one_line(message: str) -> str:
+    """The beginning and the end of a message, without control characters."""
+    text = plain(message)
+    half = MOST_CHARACTERS // 2
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
 
 
 def add(
@@ -76,15 +103,20 @@ def number(option: str) -> Callable[[str], Any]:
 
 
 def count(raw: str) -> int:
-    if not raw.isdecimal() or not 1 <= int(raw) <= 10**9:
+    if not _is_whole(raw) or not 1 <= int(raw) <= 10**9:
         raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, not {raw!r}")
     return int(raw)
 
 
 def port(raw: str) -> int:
-    if not raw.isdecimal() or not 0 <= int(raw) <= 65_535:
+    if not _is_whole(raw) or not 0 <= int(raw) <= 65_535:
         raise argparse.ArgumentTypeError(f"must be a port from 0 to 65535, not {raw!r}")
     return int(raw)
+
+
+def _is_whole(raw: str) -> bool:
+    """Digits, and no more of them than Python reads."""
+    return raw.isdecimal() and len(raw) <= 20
 
 
 def span(unit: str, most: int) -> Callable[[str], float]:

@@ -12,6 +12,8 @@ from django_dhara import events
 
 #: The file's time is changed at most once in so many seconds.
 BEAT_SECONDS = 1.0
+#: How a heartbeat file begins.
+_BEGINNING = b'{"pid": '
 #: An idle loop, which may sleep for longer, turns at least so often for it.
 IDLE_SECONDS = 5.0
 
@@ -53,13 +55,25 @@ class Pulse:
             events.HEARTBEAT_FAILED.murmur("", path=str(self._path), reason=error)
 
     def begin(self) -> None:
-        """A file of an earlier process says nothing of this one.
+        """A file of an earlier process says nothing of this one, and is replaced; anything else that is there is not.
 
         Raises:
             OSError: it cannot be written there.
+            ValueError: something else is there, or the path cannot be one.
         """
         if self._path is not None:
+            if not self._is_free(self._path):
+                raise ValueError("this is there already, and is no heartbeat file")
             self._write()
+
+    def _is_free(self, path: Path) -> bool:
+        """Is there nothing, an empty file, or one that a worker has left behind?"""
+        if not path.exists():
+            return not path.is_symlink()
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(len(_BEGINNING)) in (b"", _BEGINNING)
 
     def _write(self) -> None:
         """At once, under its name: no probe sees half of it."""

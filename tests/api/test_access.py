@@ -168,7 +168,7 @@ def test_of_a_token_only_its_hash_is_kept(db):
     assert secret not in stored
     assert row.hint == secret[:7]
     assert secret not in repr(row) + str(row) + repr(vars(row))
-    assert tokens.find(secret) == row
+    assert tokens.find(tokens.Secret(secret)) == row
 
 
 @pytest.mark.parametrize(
@@ -281,6 +281,39 @@ def test_a_cache_that_is_away_stops_nobody(db, monkeypatch):
 
 
 # What gets out
+
+
+#: What is logged of each call that changes something but enqueues nothing: that is told by `task.enqueued`.
+LOGGED = {
+    "cancel_task": ("api.changed", {"verb": "cancel", "answer": "canceled", "task_id": "pending"}),
+    "retry_task": ("api.changed", {"verb": "revive", "answer": "revived", "task_id": "dead"}),
+    "cancel_tasks": ("api.bulk_begun", {"verb": "cancel"}),
+    "retry_tasks": ("api.bulk_begun", {"verb": "revive"}),
+    "continue_change": None,
+    "stop_change": ("api.bulk_stopped", {"change_id": "change"}),
+    "pause_queue": ("api.queue_changed", {"verb": "pause", "queue": "mail"}),
+    "resume_queue": ("api.queue_changed", {"verb": "resume", "queue": "paused"}),
+}
+
+
+@pytest.mark.parametrize("name", LOGGED)
+def test_who_changed_what_is_logged(scene, caplog, name):
+    caplog.set_level(logging.INFO, "django_dhara.api")
+    assert call(Api(a_secret("operate")), name, scene).status_code == 200
+    told = [record for record in caplog.records if record.name == "django_dhara.api"]
+    if LOGGED[name] is None:
+        assert told == []
+        return
+    event, fields = LOGGED[name]
+    [record] = told
+    assert (record.dhara_event, record.levelname) == (event, "INFO")
+    assert record.dhara_caller.startswith("token ")
+    found = {field: getattr(record, f"dhara_{field}") for field in fields}
+    assert found == {field: str(scene.get(value, value)) for field, value in fields.items()}
+
+
+def test_every_change_has_its_line_in_the_log():
+    assert set(LOGGED) == {name for name in WRITES if CALLS[name][3] == "operate"}
 
 
 def test_no_token_gets_into_logs_answers_or_reports(db, caplog, monkeypatch, rf, settings):

@@ -3,15 +3,19 @@
 import json
 from datetime import UTC, datetime, timedelta
 
+import django
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from django_dhara import registry
 from django_dhara.models import Task
 from django_dhara.states import State
+from django_dhara.testing import run_all
 from tests.api.conftest import Api, a_secret, problem, rows
 from tests.app import awkward
 
+PACKAGE = "django.tasks" if django.VERSION >= (6, 0) else "django_tasks"
 ADD = "tests.app.tasks.add"
 
 pytestmark = pytest.mark.fast
@@ -37,6 +41,30 @@ def test_what_is_answered_is_what_is_read_later(api):
     read = api.get(made["Location"].removeprefix("/dhara/api/v1")).json()
     assert {**read, "duplicate": False} == made.json()
     assert (read["max_attempts"], read["idempotency_key"]) == (3, "k")
+
+
+def test_a_function_of_djangos_own_decorator_is_enqueued_like_ours(api):
+    item = {"type": "tests.app.tasks.by_django", "payload": {"a": 1}, "max_attempts": 2, "idempotency_key": "k"}
+    response = api.post("/tasks", item)
+    assert response.status_code == 201
+    assert api.post("/tasks", item).status_code == 200
+    told = response.json()
+    assert (told["queue"], told["priority"], told["max_attempts"]) == ("mail", 3, 2)
+    assert api.post("/tasks/bulk", {"tasks": [{**item, "idempotency_key": "l"}]}).status_code == 201
+    assert len(run_all()) == 2
+    assert {(row.function, row.state, row.result) for row in Task.objects.all()} == {(item["type"], State.COMPLETED, 1)}
+
+
+def test_a_function_of_another_backend_is_refused_and_named(api, settings, monkeypatch):
+    other = {"BACKEND": f"{PACKAGE}.backends.dummy.DummyBackend"}
+    settings.TASKS = {**settings.TASKS, "other": other}
+    monkeypatch.setattr(registry, "_tasks", dict(registry._tasks))
+    add = registry._tasks[ADD]
+    registry._tasks[ADD] = add.using(backend="other")
+    document = problem(api.post("/tasks", {"type": ADD, "payload": {"a": 1}}), 400)
+    assert document["detail"] == f"{ADD} is of TASKS['other'], which is not a queue of this API."
+    assert document["field"] == "type"
+    assert Task.objects.count() == 0
 
 
 def test_the_function_decides_what_is_left_out(api):

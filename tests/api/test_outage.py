@@ -29,7 +29,7 @@ def in_a_thread(work):
 
 
 @pytest.mark.parametrize("name", ["enqueue_task", "list_tasks", "list_queues", "get_stats", "cancel_task"])
-def test_without_a_database_every_call_is_503(monkeypatch, name):
+def test_without_a_database_every_call_is_503(monkeypatch, caplog, name):
     secret = a_secret()
     session = a_session("view_task", "view_queue", "view_worker")
     engine, nowhere = type(connections["default"]), {"host": "127.0.0.1", "port": free_port()}
@@ -42,6 +42,9 @@ def test_without_a_database_every_call_is_503(monkeypatch, name):
         assert response["Retry-After"] == "2"
         document = problem(response, 503)
         assert "127.0.0.1" not in str(document)
+    [told] = [record for record in caplog.records if record.name == "django_dhara.api"]  # for all of these calls
+    assert (told.levelname, told.dhara_event) == ("WARNING", "api.unavailable")
+    assert secret not in caplog.text
 
 
 def test_a_session_that_only_reads_is_503():

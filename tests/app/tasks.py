@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from decimal import Decimal
 from pathlib import Path
 
+import django
 from asgiref.sync import sync_to_async
 from django.db import connection, transaction
 from django.utils import timezone, translation
@@ -25,6 +26,11 @@ from django.utils import timezone, translation
 from django_dhara import Discard, Retry, Snooze
 from django_dhara.tasks import task
 from tests.app.models import Effect, Note
+
+if django.VERSION >= (6, 0):
+    from django.tasks import task as django_task
+else:
+    from django_tasks import task as django_task
 
 ODD = ContextVar("odd", default="default")
 SEEN = threading.local()
@@ -35,6 +41,12 @@ def mark(name):
 
 
 amark = sync_to_async(mark)
+
+
+@django_task(queue_name="mail", priority=3)
+def by_django(a):
+    """Decorated as Django's documentation has it, knowing nothing of us."""
+    return a
 
 
 @task

@@ -104,6 +104,14 @@ def test_a_queue_that_nobody_serves(patient, worker, waits):
     assert [finding.id for finding in patient.findings()] == ["dhara.D083"]
 
 
+def test_a_worker_that_drains_serves_nothing(patient, worker, waits):
+    waits(queue="mail")
+    worker(name="leaving", draining_at="now")
+    assert patient.has("dhara.D081").what == "mail (since 60 min)"
+    worker(name="staying")
+    assert patient.has("dhara.D083").what.startswith("the oldest ready task of mail waits")
+
+
 def test_a_paused_queue_with_tasks(patient, worker, waits):
     worker()
     waits(queue="mail")

@@ -220,26 +220,74 @@ def expressions_of(rules):
     return "\n".join("".join(each) for each in re.findall(r"expr: (?:>\n((?: {10,}.*\n)+)|(.*))", rules))
 
 
-def named(text):
-    """The metrics that an expression, or a file of them, names; of a histogram its family."""
-    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\bdhara_[a-z_]+", text)}
+def expressions():
+    """The PromQL of all files that come with us, by what it is in."""
+    rules = (DEPLOY / "prometheus/dhara.rules.yml").read_text()
+    keda = (DEPLOY / "kubernetes/keda-prometheus.yaml").read_text()
+    [query] = re.findall(r"query: \|\n((?: {10,}.*\n)+)", keda)
+    series = re.findall(r"series: '([^']*)'", (DEPLOY / "prometheus/dhara.test.yml").read_text())
+    return {
+        "alerts": expressions_of(rules),
+        "tests of the alerts": "\n".join(series),
+        "dashboard": "\n".join(of_the_dashboard()),
+        "keda": query,
+    }
+
+
+def of_the_dashboard():
+    dashboard = json.loads((DEPLOY / "grafana/dhara.json").read_text())
+    found = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    return found + [each["definition"] for each in dashboard["templating"]["list"] if "definition" in each]
 
 
 def there(texts):
-    return {name for text in texts for name in re.findall(r"^# TYPE (dhara_\w+)", text, flags=re.MULTILINE)}
+    """The families."""
+    return {name for name, _ in typed(texts)}
+
+
+def typed(texts):
+    return [pair for text in texts for pair in re.findall(r"^# TYPE (dhara_\w+) (\w+)", text, flags=re.MULTILINE)]
+
+
+def series(texts):
+    """The names that an expression can have: of a histogram those of its parts."""
+    parts = {"histogram": ("_bucket", "_sum", "_count")}
+    return {f"{name}{part}" for name, kind in typed(texts) for part in parts.get(kind, ("",))}
+
+
+def labels(texts):
+    """Of each series that has a value, the names of its labels."""
+    found = {}
+    for text in texts:
+        for name, inner in re.findall(r"^(dhara_\w+)(?:\{(.*)\})? ", text, flags=re.MULTILINE):
+            found.setdefault(name, set()).update(re.findall(r'(\w+)="', inner))
+    return found
+
+
+#: Of Prometheus itself.
+ADDED = {"instance", "job"}
 
 
 @pytest.mark.fast
-def test_every_metric_of_the_alerts_and_the_dashboard_exists(texts):
-    rules = (DEPLOY / "prometheus/dhara.rules.yml").read_text()
-    dashboard = json.loads((DEPLOY / "grafana/dhara.json").read_text())
-    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
-    expressions += [each["definition"] for each in dashboard["templating"]["list"] if "definition" in each]
-    assert len(expressions) > 30
-    known = there(texts)
-    assert len(named(expressions_of(rules))) > 10
-    assert named(expressions_of(rules)) <= known
-    assert named("\n".join(expressions)) <= known
+def test_every_metric_and_label_of_what_comes_with_us_exists(texts):
+    known, labeled = series(texts), labels(texts)
+    for where, promql in expressions().items():
+        named = set(re.findall(r"\bdhara_\w+", promql))
+        assert named - known == set(), where
+        assert named, where
+        for name, matchers in re.findall(r"(dhara_\w+)\{([^}]*)\}", promql):
+            used = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers)) - ADDED
+            assert used <= labeled.get(name, used), f"{where}: {name}{{{matchers}}}"
+    assert len(set(re.findall(r"\bdhara_\w+", expressions()["alerts"]))) > 10
+    assert len(of_the_dashboard()) > 30
+
+
+@pytest.mark.fast
+def test_what_is_grouped_by_is_a_label(texts):
+    all_labels = set().union(*labels(texts).values()) | ADDED | {"le"}
+    for where, promql in expressions().items():
+        for names in re.findall(r"\b(?:by|without|on|ignoring) \(([^)]*)\)", promql):
+            assert set(re.split(r",\s*", names)) <= all_labels, where
 
 
 @pytest.mark.fast

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from django_dhara.worker.pulse import Pulse
 from tests.workers.harness import for_as_long_as, until
 
 pytestmark = pytest.mark.fast
@@ -78,9 +79,9 @@ def test_a_heartbeat_goes_on_between_rare_polls(crew, tmp_path):
 
 def test_the_heartbeat_file_is_gone_with_its_worker(crew, tmp_path):
     file = tmp_path / "beat"
-    file.write_text("of an earlier one")
+    file.write_text('{"pid": 1}\n')
     worker = crew.start("--heartbeat-file", str(file))
-    assert "of an earlier one" not in file.read_text()
+    assert json.loads(file.read_text()) == {"pid": worker.pid}
     assert worker.stop() == 0
     assert not file.exists()
     code, line = ask(crew, "--heartbeat-file", str(file))
@@ -100,6 +101,34 @@ def test_a_heartbeat_file_that_cannot_be_written_is_one_line(crew, tmp_path):
     assert worker.ends(30) == 1
     assert "CommandError: --heartbeat-file" in worker.log
     assert "Traceback" not in worker.log
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "pipe", "link", "link to nowhere"])
+def test_what_is_no_heartbeat_file_is_left_alone(tmp_path, kind):
+    """A worker that runs as root could replace anything."""
+    path, other = tmp_path / "beat", tmp_path / "other"
+    other.write_text("root:x:0:0:")
+    make = {
+        "file": lambda: path.write_text("root:x:0:0:"),
+        "folder": path.mkdir,
+        "pipe": lambda: os.mkfifo(path),
+        "link": lambda: path.symlink_to(other),
+        "link to nowhere": lambda: path.symlink_to(tmp_path / "nowhere"),
+    }
+    make[kind]()
+    before = path.lstat()
+    with pytest.raises(ValueError, match="no heartbeat file"):
+        Pulse(str(path)).begin()
+    assert path.lstat()[:8] == before[:8]
+    assert sorted(tmp_path.iterdir()) == [path, other]
+
+
+def test_an_empty_file_and_that_of_an_earlier_worker_are_replaced(tmp_path):
+    path = tmp_path / "beat"
+    for before in ("", '{"pid": 1}\n'):
+        path.write_text(before)
+        Pulse(str(path)).begin()
+        assert json.loads(path.read_text()) == {"pid": os.getpid()}
 
 
 def test_a_database_that_is_away_is_told_in_time(crew, database, proxy):

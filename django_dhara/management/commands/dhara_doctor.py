@@ -8,7 +8,7 @@ import textwrap
 from collections import Counter
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.core.management.color import no_style
 
 from django_dhara import doctor
@@ -18,7 +18,7 @@ from django_dhara.doctor import Finding, Severity
 from django_dhara.management import flags
 
 
-class Command(BaseCommand):
+class Command(flags.Command):
     help = (
         "Look at the server and the tables of the queue as somebody who knows them would, and say what to do. It only "
         "reads, and bounds each question to two seconds. Exit code: 2 with errors, 1 with warnings under --fail-on "

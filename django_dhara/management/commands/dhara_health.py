@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 
 from django_dhara import health
 from django_dhara.backend import DharaBackend
@@ -17,7 +17,7 @@ from django_dhara.sql import Execute
 from django_dhara.worker.session import Session
 
 
-class Command(BaseCommand):
+class Command(flags.Command):
     help = (
         "Say in one line whether the queue is fit for work: the database answers and is migrated; with --worker also "
         "that a worker's control loop turns. Exit code: 0 if all is well, 1 otherwise."
@@ -79,8 +79,9 @@ class Command(BaseCommand):
 def _of_file(path: Path, max_age: float) -> Finding:
     try:
         age = time.time() - path.stat().st_mtime
-    except OSError as error:
-        return Finding("heartbeat", False, f"there is no heartbeat file: {error.strerror}: {path}")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        return Finding("heartbeat", False, f"there is no heartbeat file: {reason}: {flags.one_line(str(path))}")
     is_good = age <= max_age
     word = "the control loop turned" if is_good else "the control loop has not turned since"
     return Finding("heartbeat", is_good, f"{word} {max(age, 0):.0f} s ago (limit {max_age:g} s)")

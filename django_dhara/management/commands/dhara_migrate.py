@@ -23,7 +23,7 @@ _UNFIT = (
 )
 
 
-class Command(BaseCommand):
+class Command(flags.Command):
     help = (
         "Run `migrate`, one process at a time: another one waits, and then finds nothing to do. Refuses, with the "
         "names, when an applied migration was renamed, deleted or changed since. Exit code: 0 when all is well, 3 when "

@@ -3,13 +3,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
+from django.db import transaction
 
 from django_dhara import operations
 from django_dhara.management import flags
 
 
-class Command(BaseCommand):
+class Command(flags.Command):
     help = "Let workers claim nothing more of queues. What runs goes on, and so does enqueueing; it outlasts restarts."
 
     change: Callable[..., bool] = staticmethod(operations.pause)
@@ -23,9 +24,10 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **given: Any) -> None:
         backend = flags.backend(given["backend"])
-        for queue in given["queues"]:
-            try:
-                is_new = self.change(queue, backend=backend.alias)
-            except ValueError as error:
-                raise CommandError(str(error)) from None
+        try:
+            with transaction.atomic(using=backend.settings.database):  # all, or none where one is misspelt
+                changed = [self.change(queue, backend=backend.alias) for queue in given["queues"]]
+        except ValueError as error:
+            raise CommandError(str(error)) from None
+        for queue, is_new in zip(given["queues"], changed, strict=True):
             self.stdout.write((self.changed if is_new else self.unchanged).format(queue))

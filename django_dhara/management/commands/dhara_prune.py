@@ -4,7 +4,7 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 
 from django_dhara import lifecycle, services, sql, stats
 from django_dhara.conf import Options
@@ -14,7 +14,7 @@ from django_dhara.states import State
 _RETENTION = ("completed", "canceled", "dead", "keyed")
 
 
-class Command(BaseCommand):
+class Command(flags.Command):
     help = "Delete finished tasks and bulk changes after their retention, and old records of workers, as workers do."
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -4,7 +4,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 
 from django_dhara import news, sql
 from django_dhara.backend import DharaBackend
@@ -13,7 +13,7 @@ from django_dhara.management import flags
 from django_dhara.services import Reaper, serve
 
 
-class Command(BaseCommand):
+class Command(flags.Command):
     help = "Rescue tasks of lost workers, as every worker does by default. For setups that want it apart, or from cron."
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -4,14 +4,14 @@ import json
 import shutil
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 from django.core.serializers.json import DjangoJSONEncoder
 
 from django_dhara import stats
 from django_dhara.management import board, flags, watching
 
 
-class Command(BaseCommand):
+class Command(flags.Command):
     help = (
         "Say once how the queue is: what needs a person, what waits and runs, and what happened in a range of time. "
         "dhara_top says it again and again."

@@ -4,7 +4,7 @@ import argparse
 from datetime import timedelta
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db.models.functions import Now
 
 from django_dhara import tokens
@@ -16,7 +16,7 @@ from django_dhara.payload import plain
 _MOST = 1000
 
 
-class Command(BaseCommand):
+class Command(flags.Command):
     help = "Create, list and revoke bearer tokens of the HTTP API. A new token is printed once; only its hash is kept."
 
     def add_arguments(self, parser: CommandParser) -> None:

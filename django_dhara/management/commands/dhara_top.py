@@ -5,7 +5,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 
 from django_dhara import stats
@@ -18,7 +18,7 @@ from django_dhara.stats import Overview
 PAUSE_SECONDS = 2.0
 
 
-class Command(BaseCommand):
+class Command(flags.Command):
     help = "Watch the queue in a terminal, every 2 seconds. q or Ctrl-C ends it, r shows another range of time."
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 
 from django_dhara import events, registry
@@ -25,7 +25,7 @@ from django_dhara.worker import Worker
 from django_dhara.worker.pulse import Pulse
 
 
-class Command(BaseCommand):
+class Command(flags.Command):
     help = (
         "Run tasks until SIGTERM or SIGINT. Then running functions get the drain time to finish; a second signal hands "
         "them back at once. Exit code: 0 after a clean end, 1 otherwise."
