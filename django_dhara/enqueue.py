@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import reduce
 from inspect import currentframe
 from operator import or_
@@ -282,13 +282,18 @@ def _arrays(rows: list[_Row]) -> list[str]:
     return [array(column) for column in zip(*map(_values, rows), strict=True)]
 
 
+def _in_utc(when: datetime | None) -> datetime | None:
+    """PostgreSQL reads no offset of 16 hours and more, which Python allows, and would fail the caller's transaction."""
+    return when.astimezone(UTC) if when is not None and when.tzinfo is not None else when
+
+
 def _values(row: _Row) -> tuple[Any, ...]:
     return (
         row.id,
         row.function,
         row.task.queue_name,
         int(row.task.priority),
-        row.task.run_after,
+        _in_utc(row.task.run_after),
         row.delay_seconds,
         row.encoded.text,
         row.hash,

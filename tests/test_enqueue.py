@@ -3,7 +3,7 @@
 import logging
 import warnings
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from select import select
 from threading import Barrier
 from uuid import UUID, uuid4
@@ -1107,3 +1107,10 @@ def test_the_channel_of_any_alias_is_heard(sessions, alias):
     other.connection.execute("SELECT pg_notify(%s, %s)", [wakeup.channel(alias), "mail"])
     assert select([one.connection], [], [], 20)[0]
     assert listener.heard() == ["mail"]
+
+
+@pytest.mark.parametrize("hours", [-23.75, 15.5, 22.75])
+def test_any_offset_of_run_after_is_stored(db, hours):
+    when = datetime(2050, 1, 1, tzinfo=timezone(timedelta(hours=hours)))
+    result = add.using(run_after=when).enqueue(1)
+    assert Task.objects.get(id=result.id).run_at == when

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, time, timedelta
+from datetime import UTC, datetime, time, timedelta
 
 from django.utils import timezone
 
@@ -50,4 +50,4 @@ def _aware(when: datetime) -> datetime:
     aware = timezone.make_aware(when) if when.tzinfo is None else when
     if not 1970 <= aware.year <= 9000:
         raise ValueError("out of the range of what PostgreSQL and an id can hold")
-    return aware
+    return aware.astimezone(UTC)  # PostgreSQL reads no offset of 16 hours and more

@@ -36,10 +36,10 @@ def described(address, secret):
         document = json.load(response)
     fields = document["components"]["schemas"]["NewTask"]["properties"]
     fields["type"] = {"enum": ["tests.app.tasks.add"]}
-    integer = {"type": "integer", "minimum": -1000, "maximum": 1000}
-    fields["payload"] = {"type": "object", "properties": {"a": integer, "b": integer}, "required": ["a"]}
+    # What is narrowed here must be refused beyond it, or Schemathesis takes a right answer for a wrong one.
+    fields["payload"] = {"type": "object", "properties": {"a": {}, "b": {}}, "required": ["a"]}
     fields["payload"]["additionalProperties"] = False
-    fields["idempotency_key"] = {"enum": ["one", "two", None]}
+    fields["idempotency_key"] = {"anyOf": [{"enum": ["one", "two"]}, fields["idempotency_key"]]}
     return document
 
 

@@ -401,3 +401,12 @@ def test_a_token_of_some_queues_has_to_do_with_their_tasks_only(api):
     assert restricted.get(f"/changes/{change['id']}").status_code == 200
     problem(Api(a_secret(queues=["mail"])).get(f"/changes/{change['id']}"), 404)
     assert (fresh(other).state, fresh(dead).state) == (State.PENDING, State.DEAD)
+
+
+@pytest.mark.parametrize("offset", ["+22:45", "-23:59", "+15:59"])
+def test_an_offset_that_postgresql_does_not_read_is_still_a_time(api, offset):
+    when = f"5123-03-16T22:52:49{offset}"
+    for status in ("CANCELED", "PENDING"):
+        assert api.get(f"/tasks?status={status}&created_before={when.replace('+', '%2B')}").status_code == 200
+    assert api.post("/tasks/retry", {"status": "CANCELED", "created_after": when}).status_code == 200
+    assert api.post("/tasks/cancel", {"status": "PENDING", "created_after": when}).status_code == 200
