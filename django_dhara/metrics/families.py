@@ -12,7 +12,7 @@ from prometheus_client.utils import floatToGoString
 
 from django_dhara import __version__, meter, stats
 from django_dhara.worker import Worker
-from django_dhara.worker.loop import Glance
+from django_dhara.worker.ledger import Glance
 
 _PAIR = ("backend", "queue", "function")
 #: Of the finer buckets of the statistics each fourth, from 1 ms to 19 hours: each step is a factor of four.

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 import psycopg
@@ -24,10 +24,12 @@ from django_dhara.states import State
 from django_dhara.worker import presence, voice
 from django_dhara.worker.alarm import Alarm
 from django_dhara.worker.clerk import Clerk
+from django_dhara.worker.contact import Contact
 from django_dhara.worker.ears import Ears
-from django_dhara.worker.hand import Hand, Load
+from django_dhara.worker.hand import Hand
 from django_dhara.worker.lanes import Lanes
 from django_dhara.worker.leases import Leases
+from django_dhara.worker.ledger import Glance, Ledger
 from django_dhara.worker.orders import Orders
 from django_dhara.worker.pulse import Pulse
 from django_dhara.worker.reports import Reports
@@ -40,30 +42,14 @@ if TYPE_CHECKING:
 
 #: Pause after a statement that cannot work.
 BROKEN_SECONDS = 1.0
-#: Between two tries to connect; the pause is doubled each time, from a tenth of a second to the second number.
-CONNECT_SECONDS, RECONNECT_SECONDS = 0.05, 3.0
 #: After the drain: for the last words to the database.
 FAREWELL_SECONDS = 4.0
-#: How often statistics are written, and a summary is logged.
-STATS_SECONDS, SUMMARY_SECONDS = 10.0, 60.0
 #: How long a burst waits for a database that is away, or not migrated, before it fails: nobody watches it.
 BURST_PATIENCE_SECONDS = 10.0
 #: A worker that is not woken looks so often while functions run: a cancel reaches them within a second.
 COMMAND_SECONDS = 0.8
 #: How often running functions are looked at: overdue ones, blocked event loops, tasks that wait too long here.
 CHECK_SECONDS = 0.1
-
-
-class Glance(NamedTuple):
-    """How a worker stands."""
-
-    #: What it has settled since it began, by backend, queue and function.
-    totals: dict[tuple[str, str, str], stats.Counts]
-    load: Load
-    #: Since the control loop turned last.
-    silent_seconds: float
-    has_database: bool
-    is_draining: bool
 
 
 class Worker:
@@ -113,16 +99,14 @@ class Worker:
         self._leases = Leases(
             self.id, self._hand, options, on_lost=self._settler.on_lost, register=self.presence.register
         )
+        self._ledger = Ledger(type(backend), self.presence.name, self._recorder, self._settler.count, self._hand)
+        self._contact = Contact(self._session, self.presence, options, self._on_back)
 
         self._claim_at = self._report_at = self._check_at = 0.0
-        self._stats_at, self._summary_at = monotonic() + STATS_SECONDS, monotonic() + SUMMARY_SECONDS
-        self._connect_at, self._connect_pause = 0.0, CONNECT_SECONDS
-        self._is_registered = self._told_away = self._told_migrations = self._told_draining = False
         self._strays_at: list[float] = []
-        self._connected_at = monotonic()
         self._lanes = Lanes()
         self._looks_ahead, self._pauses_until = 0, 0.0
-        self._is_stopping, self._signals = False, 0
+        self._is_stopping, self._told_draining, self._signals = False, False, 0
         self._drain_ends: float | None = None
 
     # ---------------------------------------------------------------------------------------------------- its life
@@ -184,7 +168,7 @@ class Worker:
         self._follow_stop()
         try:
             self._attempt(self._settler.take_in)
-            if self._is_connected():
+            if self._contact.is_there():
                 self._speak()
         except Disconnected as error:
             self._on_disconnected(error)
@@ -230,7 +214,7 @@ class Worker:
     def _next_due(self) -> float:
         due = [self.pulse.due_at, *([self._check_at] if self._hand.is_busy else [])]
         if not self._session.is_open:
-            return min([self._connect_at, *due])
+            return min([self._contact.due_at, *due])
         due.append(self._leases.due_at)
         if self._hand.endings:
             due.append(self._settler.due_at(at_once=self._is_stopping))
@@ -238,7 +222,7 @@ class Worker:
             return min(due)
         if self._may_claim_more():
             return 0.0
-        due += [self._claim_at, self._stats_at, *(service.due_at for service in self.services)]
+        due += [self._claim_at, self._ledger.due_at, *(service.due_at for service in self.services)]
         if self._reports:
             due.append(self._report_at)
         return min(due + self._strays_at[:1])
@@ -338,65 +322,29 @@ class Worker:
         self._hand.check(now)
         if self._hand.abandoned > self.options.max_abandoned:
             self.fail(f"{self._hand.abandoned} overdue functions could not be stopped")
-        if self._burst and not self._session.is_open and now > self._connected_at + BURST_PATIENCE_SECONDS:
+        if self._burst and not self._session.is_open and now > self._contact.seen_at + BURST_PATIENCE_SECONDS:
             self.fail("the database is away or not migrated, and a burst does not wait for it")
         if self._hand.is_stuck:
             self.fail("an overdue function blocks the event loop")
 
     # ------------------------------------------------------------------------------------------------- being connected
 
-    def _is_connected(self) -> bool:
-        """Connect if it is time to try. Before anything else the leases are renewed, even those that ran out."""
-        if self._session.is_open:
-            self._connected_at = monotonic()
-            return True
-        if monotonic() < self._connect_at:
-            return False
-        # Never so long that the reapers' grace, one lease, is over before we are back.
-        self._connect_pause = min(self._connect_pause * 2, RECONNECT_SECONDS, self.options.lease_seconds / 4)
-        self._connect_at = monotonic() + self._connect_pause * random.uniform(0.5, 1.0)
-        self._session.open()
-        try:
-            return self._is_back()
-        except (Busy, psycopg.Error) as error:
-            # Not half of it: without renewed leases, or without a row, we are not back. Another try does all again.
-            raise Disconnected(" ".join(str(error).split())) from error
-
-    def _is_back(self) -> bool:
-        if not self._is_registered and not self._is_migrated():
-            return False
-        self.presence.register(self._session.execute)
+    def _on_back(self) -> None:
+        """Before anything else the leases are renewed, even those that ran out."""
         self._leases.renew_all(self._session.execute)
         self._hand.resume()
-        if self._told_away:
-            events.DATABASE_BACK.tell(worker=self.presence.name)
-        self._is_registered, self._told_away, self._connect_pause = True, False, CONNECT_SECONDS
         self._lanes.forget()
         self._claim_at = 0.0
         self._strays_at = [monotonic(), monotonic() + self._session.deadline_seconds]
-        return True
-
-    def _is_migrated(self) -> bool:
-        missing = presence.missing_migrations(self._session.execute)
-        if missing:
-            self._session.close()
-            if not self._told_migrations:
-                events.MIGRATIONS_MISSING.tell(worker=self.presence.name, migrations=", ".join(missing))
-            self._told_migrations = True
-        return not missing
 
     def _on_disconnected(self, error: Disconnected) -> None:
         """Start nothing new, tell functions, and keep what ends until the database is back."""
-        self._session.close()
         if error.is_shortage:
             for service in self.services:
                 service.on_shortage()
         self._ears.close()  # its socket, at its end, would wake us all the time
         self._hand.suspend()
-        # Every try that fails is one more of these: who reads the log learns that the outage lasts, not of each.
-        event = events.DATABASE_LOST if self._is_registered else events.DATABASE_AWAY
-        if event.murmur("", worker=self.presence.name, reason=error):
-            self._told_away = True
+        self._contact.lost(error)
 
     def _hand_back_strays(self) -> None:
         """When the database is back, and again when a claim that was still waiting there must have ended."""
@@ -431,19 +379,7 @@ class Worker:
         self._claim_at = 0.0
 
     def _write_stats(self) -> None:
-        now = monotonic()
-        if now >= self._stats_at:
-            self._stats_at = now + STATS_SECONDS
-            self._recorder.flush(self._session.execute)
-        if now >= self._summary_at:
-            self._summary_at = now + SUMMARY_SECONDS
-            self._summarize()
-
-    def _summarize(self) -> None:
-        settled, failed = self._settler.count()
-        if settled:
-            events.WORKER_SUMMARY.tell(worker=self.presence.name, settled=settled, failed=failed)
-        self._hand.tell(*news.of_summary(type(self.backend), self.presence.name, settled, failed))
+        self._ledger.write(self._session.execute)
 
     # ------------------------------------------------------------------------------------------------- stopping
 
@@ -472,7 +408,8 @@ class Worker:
         if self._is_stopping:
             gives_up = self._drain_ends is not None and monotonic() > self._drain_ends + FAREWELL_SECONDS
             return self._drain_ends is not None and (not self._hand.endings or gives_up)
-        return not self._hand.endings and self._is_registered and (self._tasks_left == 0 or self._burst_is_over())
+        is_idle = not self._hand.endings and self._contact.is_registered
+        return is_idle and (self._tasks_left == 0 or self._burst_is_over())
 
     def _burst_is_over(self) -> bool:
         is_empty = self._hand.demand(self._tasks_left).kinds <= self._lanes.found_none_of
@@ -489,14 +426,14 @@ class Worker:
         if self._hand.endings:
             events.OUTCOMES_UNWRITTEN.tell(worker=self.presence.name, count=len(self._hand.endings))
             self.exit_code = 1
-        self._summarize()
+        self._ledger.sum_up()
         self._hand.close()
         self._clerk.close(self._session.deadline_seconds)
         self._ears.close()
         self._session.close()
 
     def _last_words(self) -> None:
-        if not self._is_registered:
+        if not self._contact.is_registered:
             return
         self._session.open()
         self._hand.gather()

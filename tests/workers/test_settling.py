@@ -257,10 +257,10 @@ def test_the_pause_between_tries_to_connect_stays_short_after_days(settings):  #
     worker = Worker(task_backends["default"], task_backends["default"].settings, Wanted("default"))
     worker._session.open = lambda: (_ for _ in ()).throw(Disconnected("away"))
     for _ in range(5000):
-        worker._connect_at = 0.0
+        worker._contact.due_at = 0.0
         with pytest.raises(Disconnected):
-            worker._is_connected()
-        assert 0 < worker._connect_at - time.monotonic() < 3
+            worker._contact.is_there()
+        assert 0 < worker._contact.due_at - time.monotonic() < 3
     worker._hand.close()
     worker._alarm.close()
 
