@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cache
@@ -138,12 +138,18 @@ def claim(
             "places": view.places,
         },
     )
+    haul = _haul(rows)
+    return haul if limit else haul._replace(view=view)
+
+
+def _haul(rows: Sequence[tuple[Any, ...]]) -> Haul:
+    """A row for each claimed task, and one of notes."""
     claims = [Claim(*row[3:]) for row in rows if row[0] is None]
     claims.sort(key=lambda claim: (-claim.priority, claim.run_at, claim.id))
     [(told, since, places)] = [row[:3] for row in rows if row[0] is not None]
     notes = json.loads(told)
     seen = WHOLE if places is None else View(since, places)
-    return Haul(claims, [_order(*order) for order in notes["orders"] or ()], notes["due_in"], seen if limit else view)
+    return Haul(claims, [_order(*order) for order in notes["orders"] or ()], notes["due_in"], seen)
 
 
 def _order(id_: int, verb: str, argument: str | None) -> Order:
