@@ -9,6 +9,7 @@ import argparse
 import math
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 from django.core.exceptions import ImproperlyConfigured
@@ -17,6 +18,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django_dhara import conf
 from django_dhara.backend import DharaBackend
 from django_dhara.compat import task_backends
+from django_dhara.management import outage
 from django_dhara.payload import check_text, plain
 
 #: What is wrong is said in so many characters.
@@ -24,11 +26,15 @@ MOST_CHARACTERS = 800
 
 
 class Command(BaseCommand):
-    """Of ours: what is wrong is one line."""
+    """Of ours: what is wrong is one line, and so is what the database refuses."""
+
+    #: False where code of the project runs, whose own statements are at fault.
+    tells_outages = True
 
     def execute(self, *args: Any, **given: Any) -> str | None:
         try:
-            return super().execute(*args, **given)
+            with outage.in_one_line() if self.tells_outages else nullcontext():
+                return super().execute(*args, **given)
         except SystemCheckError:
             raise
         except CommandError as error:
