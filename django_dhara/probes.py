@@ -68,8 +68,8 @@ def livez(request: HttpRequest) -> HttpResponse:
 @transaction.non_atomic_requests
 def readyz(request: HttpRequest) -> HttpResponse:
     """The queue can be used from here; 503 with a problem document if not."""
-    if not gate.is_open_for(request):
-        return gate.closed()
+    if (refused := gate.refused(request)) is not None:
+        return refused
     wanted = _wanted(request)
     findings = _recent.get(wanted, lambda: health.examine(_on_connection, health.backends(), wanted))
     bad = [finding.reason for finding in findings if not finding.is_good]

@@ -262,6 +262,9 @@ class Paused(BaseModel):
     backend: str
     paused: bool
     changed: bool = Field(description="False: it was so before.")
+    known: bool = Field(
+        description="False: no task, function, worker or setting knows a queue of this name; it may be misspelt."
+    )
 
 
 class Worker(BaseModel):
