@@ -189,6 +189,9 @@ def backend(alias: str) -> DharaBackend:
     Raises:
         CommandError: there is none, it is not ours, or its options are wrong.
     """
+    if alias not in task_backends.settings:
+        known = ", ".join(map(repr, task_backends.settings))
+        raise CommandError(f"--backend {alias}: TASKS has no such alias; it has {known}.")
     try:
         found = task_backends[alias]
     except ImproperlyConfigured as error:

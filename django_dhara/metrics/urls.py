@@ -33,7 +33,7 @@ def registry() -> CollectorRegistry:
 @require_safe
 @transaction.non_atomic_requests
 def metrics(request: HttpRequest) -> HttpResponse:
-    """In the form that was asked for: Prometheus' own text, or OpenMetrics. They are of all queues, for who may see all."""
+    """In the form that was asked for, Prometheus' own text or OpenMetrics, and of all queues."""
     if (refused := gate.refused(request, whole=True)) is not None:
         return refused
     encoder, content_type = choose_encoder(request.headers.get("Accept", ""))

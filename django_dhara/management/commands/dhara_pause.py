@@ -17,8 +17,8 @@ class Command(flags.Command):
     changed = "Queue {} is paused: workers claim nothing more of it. `manage.py dhara_resume` undoes that."
     unchanged = "Queue {} was paused already."
     unknown = (
-        "Warning: no task, function, worker or setting knows a queue {}. Is it misspelt? `manage.py dhara_resume` makes "
-        "it forgotten."
+        "Warning: no task, function, worker or setting knows a queue {}. Is it misspelt? `manage.py dhara_resume` "
+        "makes it forgotten."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
