@@ -70,12 +70,13 @@ def _set(request: HttpRequest, name: str, query: schemas.OfBackend, *, paused: b
         with scope.limited(backend.settings.database):
             verb = operations.pause if paused else operations.resume
             changed = verb(name, backend=backend.alias)
-            known = fleet.is_known(backend, name)
     except ValueError as error:
         raise Problem("not-found", str(error)) from None
     if changed:
         told = "pause" if paused else "resume"
         events.API_QUEUE_CHANGED.tell(caller=caller.name, verb=told, queue=name, backend=backend.alias)
+    with scope.limited(backend.settings.database):
+        known = fleet.is_known(backend, name)
     return schemas.Paused(name=name, backend=backend.alias, paused=paused, changed=changed, known=known)
 
 

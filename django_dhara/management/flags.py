@@ -1,4 +1,4 @@
-"""Flags of the commands: each has an environment variable, and a bad value is one line and exit code 2.
+"""Flags of the commands: what a deploy sets has an environment variable, too; a bad value is one line, exit code 2.
 
 What a command says of a value quotes it, and a value may be anything: it forges no further line, and fills no screen.
 """

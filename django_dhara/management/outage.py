@@ -36,7 +36,7 @@ def in_one_line() -> Iterator[None]:
 
 def _sentence(error: Error) -> str:
     state = getattr(error.__cause__, "sqlstate", None) or ""
-    database, reason = f"DATABASES[{_alias()!r}]", one_line(error).split(" LINE 1: ")[0]
+    database, reason = f"DATABASES[{_alias()!r}]", _reason(error)
     if state in NOT_MIGRATED:
         return f"{database} has not all tables of this version ({reason}): run `manage.py migrate`, or `dhara_migrate`."
     if state == NOT_ALLOWED:
@@ -44,6 +44,13 @@ def _sentence(error: Error) -> str:
     if isinstance(error, (OperationalError, InterfaceError)) and not state.startswith(_BUSY):
         return f"{database} cannot be reached: {reason}. Is the server up, and are HOST, PORT and USER right?"
     return f"{database} has refused: {reason}. Nothing more was done; --traceback shows where."
+
+
+def _reason(error: Error) -> str:
+    """What the server says, without the statement; or what libpq does, without what it asks."""
+    said = getattr(getattr(error.__cause__, "diag", None), "message_primary", None)
+    lines = [line for line in str(said or error).splitlines() if not line.rstrip().endswith("?")]
+    return one_line(" ".join(lines) or error).rstrip(".")
 
 
 def _alias() -> str:
