@@ -158,15 +158,20 @@ def held(alias: str) -> dict[tuple[str, str], Held]:
     return {(backend, queue): Held(*counts) for backend, queue, *counts in sql.on(alias)(_HELD, {})}
 
 
-#: The tables of statistics are small, and hold 35 days.
-_KNOWN = """/* dhara:known_queue */
-SELECT EXISTS (SELECT FROM dhara_task WHERE backend = %(backend)s AND queue = %(queue)s
-                                        AND state = 'PENDING' AND lost = 0)
-    OR EXISTS (SELECT FROM dhara_task WHERE backend = %(backend)s AND queue = %(queue)s
-                                        AND state = 'PENDING' AND lost > 0)
-    OR EXISTS (SELECT FROM dhara_task WHERE backend = %(backend)s AND queue = %(queue)s AND state = 'RUNNING')
-    OR EXISTS (SELECT FROM dhara_worker WHERE backend = %(backend)s
-                                          AND (queues ? %(queue)s OR exclude_queues ? %(queue)s))
+#: Tasks as in `_HELD`, and the first that waits, each in the order of its index, so that the planner takes that. The
+#: tables of statistics are small, and hold 35 days.
+_KNOWN = f"""/* dhara:known_queue */
+SELECT (SELECT 1 FROM dhara_task
+        WHERE backend = %(backend)s AND queue = %(queue)s AND state = 'PENDING' AND lost = 0
+        ORDER BY backend, queue, priority, run_at LIMIT 1) IS NOT NULL
+    OR EXISTS (SELECT FROM (SELECT backend, queue FROM dhara_task WHERE state = 'RUNNING'
+                            ORDER BY worker_id LIMIT {MOST_HELD}) AS running
+               WHERE backend = %(backend)s AND queue = %(queue)s)
+    OR EXISTS (SELECT FROM (SELECT backend, queue FROM dhara_task WHERE state = 'PENDING' AND lost > 0
+                            ORDER BY backend, priority DESC, run_at, id LIMIT {MOST_HELD}) AS suspect
+               WHERE backend = %(backend)s AND queue = %(queue)s)
+    OR EXISTS (SELECT FROM dhara_worker
+               WHERE backend = %(backend)s AND (queues ? %(queue)s OR exclude_queues ? %(queue)s))
     OR EXISTS (SELECT FROM dhara_minute WHERE backend = %(backend)s AND queue = %(queue)s)
     OR EXISTS (SELECT FROM dhara_quarter WHERE backend = %(backend)s AND queue = %(queue)s)
 """
@@ -177,5 +182,10 @@ def is_known(backend: DharaBackend, queue: str) -> bool:
     serve it or to leave it out, or the statistics? If not it may be misspelt."""
     if queue in backend.queues or queue in registry.queues(backend.alias):
         return True
-    [[known]] = sql.on(backend.settings.database)(_KNOWN, {"backend": backend.alias, "queue": queue})
+    return is_in_tables(sql.on(backend.settings.database), backend.alias, queue)
+
+
+def is_in_tables(execute: sql.Execute, backend: str, queue: str) -> bool:
+    """Does a row of ours name the queue, beside finished tasks and what was decided about it?"""
+    [[known]] = execute(_KNOWN, {"backend": backend, "queue": queue})
     return bool(known)
