@@ -78,7 +78,7 @@ class Options:
     max_result_bytes: int = number(1_000_000, at_least=100, at_most=50_000_000)
     #: The longest traceback kept; both ends stay.
     max_traceback_bytes: int = number(16_384, at_least=256, at_most=1_000_000)
-    #: Refuse arguments that come back from JSON as something else (tuples, keys that are no strings, 1e16).
+    #: Refuse arguments that come back from JSON as something else (tuples, bytes, keys that are no strings, 1e16).
     strict_json: bool = False
 
     #: How long COMPLETED tasks stay: a week to look back at, and a table that stays small.

@@ -135,8 +135,33 @@ def enqueue(backend: DharaBackend, calls: Sequence[Call]) -> Sequence[TaskResult
 def _insert_all(connection: BaseDatabaseWrapper, backend: DharaBackend, rows: list[_Row]) -> None:
     if len(rows) == 1:
         _insert(connection, backend, rows)
-    else:
+        return
+    try:
         _insert_many(connection, backend, rows)
+    except IdempotencyConflict as error:
+        raise within_bulk(error, rows) from None
+
+
+def within_bulk(error: IdempotencyConflict, rows: Sequence[_Row]) -> IdempotencyConflict:
+    """The same, or, where another call of this bulk has the key, one that says so: its task never came to be."""
+    first = next((position for position, row in enumerate(rows) if row.id == str(error.task_id)), None)
+    if first is None:
+        return error
+    one = rows[first]
+    [other, *_] = [row for row in rows if (row.function, row.key) == (one.function, one.key) and row.hash != one.hash]
+    return IdempotencyConflict(
+        f"idempotency_key {one.key!r} of {one.function} is in this bulk twice, with other arguments: "
+        f"{_short(one.encoded.text)}, and {_short(other.encoded.text)}. {_ADVICE}",
+        function=one.function,
+        key=one.key or "",
+        position=first,
+    )
+
+
+#: What to do about a conflict.
+_ADVICE = (
+    "Use another key, or the same arguments, given the same way: by position and by name are not the same arguments."
+)
 
 
 def check(backend: QueueBackend, call: Call) -> _Row:
@@ -345,7 +370,7 @@ def as_duplicate(row: _Row, existing: Any, result: TaskResult) -> TaskResult:
         raise IdempotencyConflict(
             f"idempotency_key {row.key!r} of {row.function} belongs to task {existing.id} with other arguments: "
             f"it has {_short(existing.text)}, this call has {_short(row.encoded.text)}. "
-            f"Use another key, or the same arguments.",
+            f"{_ADVICE}",
             task_id=existing.id,
             function=row.function,
             key=row.key or "",

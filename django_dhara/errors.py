@@ -68,15 +68,20 @@ class ArgumentsError(DharaError, TypeError):
 class IdempotencyConflict(DharaError, ValueError):
     """The idempotency key is taken by a task of the same function with other arguments; nothing was enqueued.
 
+    Arguments are compared as they were given: `enqueue(7)` and `enqueue(order_id=7)` are not the same.
+
     Args:
         message: it names both.
-        task_id: the task that has the key.
+        task_id: the task that has the key; None where another call of the same bulk has it.
         function, key: which key of which function.
+        position: of the call of the same bulk that has the key; None where a task has it.
     """
 
-    def __init__(self, message: str, *, task_id: Any = None, function: str = "", key: str = "") -> None:
+    def __init__(
+        self, message: str, *, task_id: Any = None, function: str = "", key: str = "", position: int | None = None
+    ) -> None:
         super().__init__(message)
-        self.task_id, self.function, self.key = task_id, function, key
+        self.task_id, self.function, self.key, self.position = task_id, function, key, position
 
 
 class IsolationError(DharaError):

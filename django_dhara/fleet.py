@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from django.db import transaction
 from django.db.models import Case, F, FloatField, Func, QuerySet, TextChoices, Value, When
 from django.db.models.functions import Greatest, Now
 
-from django_dhara import operations, sql
+from django_dhara import operations, registry, sql
 from django_dhara.models import Command, Queue, Worker
+
+if TYPE_CHECKING:
+    from django_dhara.backend import DharaBackend
 
 # ------------------------------------------------------------------------------------------------------------- workers
 
@@ -153,3 +156,36 @@ def lately_served(alias: str) -> set[tuple[str, str]]:
 def held(alias: str) -> dict[tuple[str, str], Held]:
     """What runs, and what waits as a suspect, by backend and queue; of at most `MOST_HELD` tasks each."""
     return {(backend, queue): Held(*counts) for backend, queue, *counts in sql.on(alias)(_HELD, {})}
+
+
+#: Tasks as in `_HELD`, and the first that waits, each in the order of its index, so that the planner takes that. The
+#: tables of statistics are small, and hold 35 days.
+_KNOWN = f"""/* dhara:known_queue */
+SELECT (SELECT 1 FROM dhara_task
+        WHERE backend = %(backend)s AND queue = %(queue)s AND state = 'PENDING' AND lost = 0
+        ORDER BY backend, queue, priority, run_at LIMIT 1) IS NOT NULL
+    OR EXISTS (SELECT FROM (SELECT backend, queue FROM dhara_task WHERE state = 'RUNNING'
+                            ORDER BY worker_id LIMIT {MOST_HELD}) AS running
+               WHERE backend = %(backend)s AND queue = %(queue)s)
+    OR EXISTS (SELECT FROM (SELECT backend, queue FROM dhara_task WHERE state = 'PENDING' AND lost > 0
+                            ORDER BY backend, priority DESC, run_at, id LIMIT {MOST_HELD}) AS suspect
+               WHERE backend = %(backend)s AND queue = %(queue)s)
+    OR EXISTS (SELECT FROM dhara_worker
+               WHERE backend = %(backend)s AND (queues ? %(queue)s OR exclude_queues ? %(queue)s))
+    OR EXISTS (SELECT FROM dhara_minute WHERE backend = %(backend)s AND queue = %(queue)s)
+    OR EXISTS (SELECT FROM dhara_quarter WHERE backend = %(backend)s AND queue = %(queue)s)
+"""
+
+
+def is_known(backend: DharaBackend, queue: str) -> bool:
+    """Does anything know a queue of this name: QUEUES, a function, a task that waits or runs, a worker that was told to
+    serve it or to leave it out, or the statistics? If not it may be misspelt."""
+    if queue in backend.queues or queue in registry.queues(backend.alias):
+        return True
+    return is_in_tables(sql.on(backend.settings.database), backend.alias, queue)
+
+
+def is_in_tables(execute: sql.Execute, backend: str, queue: str) -> bool:
+    """Does a row of ours name the queue, beside finished tasks and what was decided about it?"""
+    [[known]] = execute(_KNOWN, {"backend": backend, "queue": queue})
+    return bool(known)

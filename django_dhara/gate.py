@@ -14,29 +14,39 @@ from django.db import Error
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from django_dhara import project, tokens
+from django_dhara.models import Token
 
 #: What a person with a session needs.
 PERMISSION = "dhara.view_worker"
 
 
-def is_open_for(request: HttpRequest) -> bool:
-    """May whoever sent this look?"""
+def refused(request: HttpRequest, *, whole: bool = False) -> HttpResponse | None:
+    """The answer to somebody who may not look; None to everybody else.
+
+    Args:
+        whole: what is to be seen is of all queues, so that a token for some of them is not enough.
+    """
     settings = project.usable()
     if _is_near(request, settings.observe_networks):
-        return True
+        return None
     secret = tokens.shown(request)
-    if secret is not None:
-        return secret.equals(settings.observe_token) or _may_read(secret)
-    return _has_permission(request)
+    if secret is None:
+        return None if _has_permission(request) else closed()
+    if secret.equals(settings.observe_token):
+        return None
+    token = _reader(secret)
+    if token is None:
+        return closed()
+    return _closed_to_parts() if whole and token.queues != [] else None
 
 
-def _may_read(secret: tokens.Secret) -> bool:
-    """Is it a token of the API that may read?"""
+def _reader(secret: tokens.Secret) -> Token | None:
+    """The token of the API, if it is one that may read."""
     try:
         token = tokens.find(secret)
     except Error:  # tokens are in the database, and that is away
-        return False
-    return token is not None and isinstance(token.scopes, list) and "read" in token.scopes
+        return None
+    return token if token is not None and isinstance(token.scopes, list) and "read" in token.scopes else None
 
 
 def _is_near(request: HttpRequest, networks: str) -> bool:
@@ -65,6 +75,15 @@ def closed() -> HttpResponse:
     response = problem(401, "Who asks is not known", detail)
     response["WWW-Authenticate"] = 'Bearer realm="django_dhara"'
     return response
+
+
+def _closed_to_parts() -> HttpResponse:
+    """The answer to a token for some queues."""
+    detail = (
+        "This token is for some queues only, and this is about all of them. Send a token for all queues, or "
+        "DHARA['OBSERVE_TOKEN']."
+    )
+    return problem(403, "Not allowed", detail)
 
 
 def problem(status: int, title: str, detail: str, **more: Any) -> HttpResponse:

@@ -11,6 +11,8 @@ import uuid
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
@@ -21,6 +23,9 @@ from django_dhara.states import FINAL, REVIVABLE, State
 if TYPE_CHECKING:
     from collections.abc import Collection
     from uuid import UUID
+
+if not apps.is_installed("django_dhara"):  # Django would speak of a missing app_label
+    raise ImproperlyConfigured("Add 'django_dhara' to INSTALLED_APPS and run `manage.py migrate`.")
 
 #: Bounds of a priority, from Django's tasks API (django.tasks.base); larger runs sooner.
 MIN_PRIORITY, MAX_PRIORITY = -100, 100

@@ -276,6 +276,8 @@ def pause(queue: str, *, backend: str = "default") -> bool:
 def resume(queue: str, *, backend: str = "default") -> bool:
     """Undo `pause`, and wake the workers. A queue that is no longer in QUEUES can be resumed, too.
 
+    A queue that nothing else knows, such as a misspelt one, is forgotten: no list shows it any more.
+
     Returns:
         False if it was not paused: nothing changed.
 
@@ -283,10 +285,24 @@ def resume(queue: str, *, backend: str = "default") -> bool:
         ValueError: the backend has no such queue, and it was not paused.
     """
     ours = _ours(backend)
-    if set_paused(queue, paused=False, backend=backend, database=ours.settings.database) is not None:
-        return True
-    _check_name(ours, queue)
-    return False
+    is_changed = set_paused(queue, paused=False, backend=backend, database=ours.settings.database) is not None
+    if not is_changed:
+        _check_name(ours, queue)
+    _forget_unknown(ours, queue)
+    return is_changed
+
+
+#: Somebody may pause it again meanwhile.
+_FORGET = """/* dhara:forget_queue */
+DELETE FROM dhara_queue WHERE backend = %(backend)s AND name = %(queue)s AND paused_at IS NULL
+"""
+
+
+def _forget_unknown(backend: DharaBackend, queue: str) -> None:
+    from django_dhara import fleet, sql
+
+    if not fleet.is_known(backend, queue):
+        sql.on(backend.settings.database)(_FORGET, {"backend": backend.alias, "queue": queue})
 
 
 def _check_name(backend: DharaBackend, queue: str) -> None:

@@ -19,7 +19,9 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_safe
 
 from django_dhara import gate, health, sql
+from django_dhara.errors import PayloadError
 from django_dhara.health import Finding, Wanted
+from django_dhara.payload import check_text
 
 app_name = "dhara_probes"
 
@@ -27,6 +29,8 @@ app_name = "dhara_probes"
 FRESH_SECONDS, STATEMENT_SECONDS = 1.0, 2.0
 #: So many different questions are remembered; they come from whoever may ask.
 MOST_QUESTIONS = 100
+#: Of a name, and of HOST:PID.
+MOST_CHARACTERS = 300
 
 
 class Recent:
@@ -68,9 +72,12 @@ def livez(request: HttpRequest) -> HttpResponse:
 @transaction.non_atomic_requests
 def readyz(request: HttpRequest) -> HttpResponse:
     """The queue can be used from here; 503 with a problem document if not."""
-    if not gate.is_open_for(request):
-        return gate.closed()
-    wanted = _wanted(request)
+    if (refused := gate.refused(request)) is not None:
+        return refused
+    try:
+        wanted = _wanted(request)
+    except PayloadError as error:
+        return gate.problem(400, "A value is wrong", str(error))
     findings = _recent.get(wanted, lambda: health.examine(_on_connection, health.backends(), wanted))
     bad = [finding.reason for finding in findings if not finding.is_good]
     if bad:
@@ -80,10 +87,20 @@ def readyz(request: HttpRequest) -> HttpResponse:
 
 
 def _wanted(request: HttpRequest) -> Wanted | None:
+    """What the query asks for.
+
+    Raises:
+        PayloadError: no worker and no queue can have such a name.
+    """
     if not {"worker", "queue"} & set(request.GET):
         return None
-    who, queue = (request.GET.get(name, "")[:300].replace("\0", "") for name in ("worker", "queue"))
+    who, queue = (_name(request, parameter) for parameter in ("worker", "queue"))
     return Wanted("" if who in ("1", "true", "any") else who, queue)
+
+
+def _name(request: HttpRequest, parameter: str) -> str:
+    given = request.GET.get(parameter, "")
+    return given and check_text(given, parameter, max_length=MOST_CHARACTERS)
 
 
 def _on_connection(alias: str) -> sql.Execute:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 from inspect import iscoroutinefunction
 from threading import Lock
@@ -48,6 +49,16 @@ def paths() -> Iterator[str]:
 def known(path: str) -> DjangoTask | None:
     """The task at `path`, if its module has been imported already; nothing is imported."""
     return _tasks.get(path)
+
+
+def queues(backend: str) -> set[str]:
+    """The queues that functions of this backend are enqueued to by default.
+
+    A module that cannot be imported hides its own, and no error: who pauses a queue may be at work on that.
+    """
+    with suppress(Exception):
+        discover()
+    return {task.queue_name for task in list(_tasks.values()) if task.backend == backend}
 
 
 def discover() -> None:

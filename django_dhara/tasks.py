@@ -83,6 +83,7 @@ class Task(DjangoTask):
         Args:
             run_after: run not before this aware datetime, or this timedelta after the enqueue.
             idempotency_key: up to 255 characters; scoped to the function, and kept while the task's row exists.
+                Arguments are compared as they were given: `enqueue(7)` and `enqueue(order_id=7)` are not the same.
             timeout: seconds.
 
         Raises:
@@ -212,7 +213,13 @@ def bind_arguments(task: DjangoTask, args: tuple[Any, ...], kwargs: Mapping[str,
     try:
         shape.signature.bind(*context, *args, **kwargs)
     except TypeError as error:
-        raise ArgumentsError(f"{task.module_path}{shape.signature}: {error}.") from None
+        shown = _without_context(shape.signature) if task.takes_context else shape.signature
+        raise ArgumentsError(f"{task.module_path}{shown}: {error}.") from None
+
+
+def _without_context(found: Signature) -> Signature:
+    """What a caller gives: the context comes from the worker."""
+    return found.replace(parameters=[*found.parameters.values()][1:])
 
 
 def _shape(func: Callable[..., Any]) -> _Shape:

@@ -7,6 +7,7 @@ A part stands between `<!-- begin NAME -->` and `<!-- end NAME -->`.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import importlib
@@ -114,18 +115,29 @@ COMMANDS = (
     "dhara_token",
     "dhara_health",
     "dhara_doctor",
+    "dhara_migrate",
 )
 
 
 def _help(name: str) -> str:
-    """The same at any width of the terminal, and on any Python: 3.13 writes short flags otherwise than 3.11."""
+    """The same at any width of the terminal, and on any Python: 3.13 writes short flags otherwise than 3.11. A command
+    with verbs is followed by the help of each."""
     command = importlib.import_module(f"django_dhara.management.commands.{name}").Command()
     parser = CommandParser(prog=f"manage.py {name}", add_help=False, description=command.help)
     with mock.patch.dict(os.environ, {"COLUMNS": "120"}):
         for variable in [key for key in os.environ if key.startswith("DHARA_")]:
             del os.environ[variable]
         command.add_arguments(parser)
-        return parser.format_help().strip()
+        return "\n\n".join(each.format_help().strip() for each in (parser, *_verbs(parser)))
+
+
+def _verbs(parser: CommandParser) -> Iterator[CommandParser]:
+    """Without their `--help`. What a parser has is nothing that argparse would tell."""
+    for action in vars(parser)["_actions"]:
+        for verb in (action.choices or {}).values() if action.nargs == argparse.PARSER else ():
+            for actions in (vars(verb)["_actions"], vars(vars(verb)["_optionals"])["_group_actions"]):
+                actions[:] = [each for each in actions if each.dest != "help"]
+            yield verb
 
 
 def names_list() -> str:

@@ -1,5 +1,6 @@
 """The documentation agrees with the code."""
 
+import argparse
 import ast
 import importlib
 import importlib.util
@@ -7,6 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
+from django.core.management import get_commands, load_command_class
+from django.core.management.base import DjangoHelpFormatter
 
 from django_dhara import checks, conf, doctor, execution, results, tasks
 
@@ -71,6 +74,45 @@ def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         if "://" not in target and not target.startswith("mailto:"):
             assert (page.parent / target).exists(), target
+
+
+def anchors(page):
+    """Of its headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    found = []
+    for heading in re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE):
+        words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        found.append(re.sub(r"[^\w\- ]", "", words).replace(" ", "-"))
+    return {f"{name}-{found[:at].count(name)}" if name in found[:at] else name for at, name in enumerate(found)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_with_an_anchor_lead_to_a_heading(page):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
+        if "://" not in target and (not target or target.endswith(".md")):
+            assert anchor in anchors(page.parent / target if target else page), f"{target}#{anchor}"
+
+
+def parsers(parser):
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from parsers(below)
+
+
+def test_every_command_and_every_flag_of_it_is_in_the_reference():
+    page = (ROOT / "docs/reference/commands.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## (dhara_\w+)\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL))
+    commands = [name for name, app in get_commands().items() if app == "django_dhara"]
+    assert set(sections) == set(commands)
+    of_django = {"--help", "-h", *DjangoHelpFormatter.show_last}
+    for name in commands:
+        parser = load_command_class("django_dhara", name).create_parser("manage.py", name)
+        named = [action.option_strings for each in parsers(parser) for action in each._actions]
+        flags = {flag for strings in named if not of_django & {*strings} for flag in strings}
+        missing = {flag for flag in flags if not re.search(rf"(?<![\w-]){flag}(?![\w-])", sections[name])}
+        assert missing == set(), name
 
 
 def test_a_page_has_one_title():

@@ -6,9 +6,11 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_dhara import fleet, operations, services, stats
+from django_dhara.compat import task_backends
 from django_dhara.fleet import Status
 from django_dhara.models import Command, Queue, Worker
 from django_dhara.states import State
+from tests.minutes import a_minute
 from tests.rows import a_task, ago, ahead
 
 pytestmark = pytest.mark.fast
@@ -118,6 +120,47 @@ def test_the_commands_say_what_they_changed(db, capsys):
         "Queue mail is resumed.",
         "Queue mail was not paused.",
     ]
+
+
+def test_a_queue_that_nothing_knows_is_warned_of_and_a_resume_forgets_it(db, capsys):
+    call_command("dhara_pause", "mial")
+    warning = capsys.readouterr().err
+    assert "no task, function, worker or setting knows a queue mial. Is it misspelt?" in warning
+    assert warning.count("\n") == 1
+    call_command("dhara_resume", "mial")
+    assert not Queue.objects.exists()
+
+
+def test_a_row_that_was_left_of_a_queue_that_nothing_knows_goes_too(db):
+    Queue.objects.create(backend="default", name="mial")
+    assert operations.resume("mial") is False
+    assert not Queue.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: a_task(queue="rare"),
+        lambda: a_task(queue="rare", lost=1),
+        lambda: a_task("RUNNING", queue="rare"),
+        lambda: a_minute(0, queue="rare"),
+        lambda: a_worker(queues=["rare"]),
+        lambda: a_worker(exclude_queues=["rare"]),
+    ],
+)
+def test_a_queue_that_something_knows_is_not_warned_of_and_stays(db, capsys, make):
+    make()
+    call_command("dhara_pause", "rare")
+    call_command("dhara_resume", "rare")
+    assert capsys.readouterr().err == ""
+    assert Queue.objects.get().name == "rare"
+
+
+def test_a_queue_of_a_function_or_a_setting_is_known(db, settings):
+    settings.TASKS = {"default": {**settings.TASKS["default"], "QUEUES": ["set", "default"]}}
+    assert fleet.is_known(task_backends["default"], "set")
+    assert fleet.is_known(task_backends["default"], "default")
+    assert not fleet.is_known(task_backends["default"], "other")
 
 
 def test_the_commands_refuse_a_queue_that_the_backend_does_not_have(db, settings):

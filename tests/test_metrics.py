@@ -10,7 +10,7 @@ from django.test import Client
 from django.urls import include, path
 from prometheus_client.parser import text_string_to_metric_families
 
-from django_dhara import enqueue_many, health, meter, stats
+from django_dhara import enqueue_many, health, meter, stats, tokens
 from django_dhara.metrics import queue, urls
 from django_dhara.metrics.families import ProcessFamilies, of_counts
 from django_dhara.metrics.queue import QueueFamilies
@@ -56,6 +56,16 @@ def test_the_page_is_closed_and_asks_nothing_of_the_database(token):
     response = Client().get("/dhara/metrics", headers={"Authorization": token})
     assert (response.status_code, response["Content-Type"]) == (401, "application/problem+json")
     assert b"dhara_" not in response.content
+
+
+@pytest.mark.parametrize(("queues", "status"), [([], 200), (["mail"], 403)])
+def test_a_token_for_some_queues_does_not_see_the_whole(db, queues, status):
+    _, secret = tokens.create("prometheus", ["read"], queues=queues)
+    response = Client().get("/dhara/metrics", headers={"Authorization": f"Bearer {secret}"})
+    assert response.status_code == status
+    assert (b"dhara_" in response.content) == (status == 200)
+    if status == 403:
+        assert "for some queues only" in response.json()["detail"]
 
 
 def test_the_page_is_in_prometheus_own_text(db):

@@ -1,6 +1,7 @@
 """cancel, revive, run_now, pause and resume, as a project's code calls them."""
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from django_dhara.compat import InvalidTask, TaskResultDoesNotExist, task_backen
 from django_dhara.models import Queue
 from django_dhara.signals import task_canceled, task_committed
 from django_dhara.states import State
+from example_project.localdb.place import PROJECT
 from tests.app.tasks import add
 from tests.rows import a_task, ago, fresh
 
@@ -102,6 +104,37 @@ def test_without_the_app_an_enqueue_says_what_to_do(db, settings):
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django_dhara"]
     with pytest.raises(ImproperlyConfigured, match="Add 'django_dhara' to INSTALLED_APPS"):
         task_backends["default"].enqueue(add, (1,), {})
+
+
+WITHOUT_THE_APP = """
+import django
+from django.conf import settings
+from django.core.management import execute_from_command_line
+
+apps = ["django.contrib.contenttypes"] + ([] if django.VERSION >= (6, 0) else ["django_tasks"])
+settings.configure(SECRET_KEY="k", ROOT_URLCONF="addresses", INSTALLED_APPS=apps)
+execute_from_command_line(["manage.py", "check"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "needs"),
+    [
+        ("django_dhara.api.urls", "ninja"),
+        ("django_dhara.probes", "django"),
+        ("django_dhara.metrics.urls", "prometheus_client"),
+    ],
+)
+def test_without_the_app_its_addresses_say_what_to_do(tmp_path, module, needs):
+    pytest.importorskip(needs)
+    (tmp_path / "addresses.py").write_text(
+        f"from django.urls import include, path\nurlpatterns = [path('', include('{module}'))]\n"
+    )
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{PROJECT}"}
+    words = [sys.executable, "-c", WITHOUT_THE_APP]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("Add 'django_dhara' to INSTALLED_APPS and run `manage.py migrate`.")
 
 
 def test_a_reaper_that_looks_once_says_how_many_it_rescued(db):

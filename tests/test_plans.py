@@ -15,7 +15,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from psycopg import sql
 
-from django_dhara import lifecycle, stats
+from django_dhara import fleet, lifecycle, stats
 from django_dhara.lifecycle import Ending, Wanted
 from django_dhara.lifecycle.claim import WHOLE
 from django_dhara.models import Queue, Task
@@ -150,6 +150,10 @@ def ids(state, number):
     return list(Task.objects.filter(state=state).values_list("id", flat=True)[:number])
 
 
+def know(execute):
+    fleet.is_in_tables(execute, "default", "nobody's")
+
+
 #: Each with the number of tasks that it is about.
 STATEMENTS = {
     "claim 10 of one queue": (10, partial(claim, limit=10, wanted=Wanted("default", ("default",)))),
@@ -173,6 +177,7 @@ STATEMENTS = {
     "change queue": (500, partial(in_bulk, to_another_queue, State.PENDING)),
     "put off": (500, partial(in_bulk, partial(lifecycle.put_off_all, seconds=9.0), State.PENDING)),
     "delete": (500, partial(in_bulk, lifecycle.delete_all, State.DEAD)),
+    "know a queue": (RUNNING, know),
 }
 
 

@@ -54,6 +54,13 @@ def test_livez_lives_while_the_database_is_away_and_requests_are_atomic(settings
     assert Client().get("/dhara/livez").status_code == 200
 
 
+@pytest.mark.parametrize("query", ["worker=%00", "queue=a%0Ab", f"worker={'x' * 301}"])
+def test_a_name_that_nothing_can_have_is_a_wrong_value(db, query):
+    response = ready(f"?{query}")
+    assert (response.status_code, response.json()["title"]) == (400, "A value is wrong")
+    assert query.partition("=")[0] in response.json()["detail"]
+
+
 @pytest.mark.parametrize("method", ["post", "put", "delete"])
 def test_probes_are_only_read(method):
     assert getattr(Client(), method)("/dhara/livez").status_code == 405

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any, NoReturn
 
 from django.http import HttpRequest
@@ -50,9 +51,12 @@ class StrictParser(Parser):
             raise Problem("malformed", "The JSON is nested too deeply.") from None
         except UnicodeDecodeError:
             raise Problem("malformed", "The body is not UTF-8.") from None
-        except ValueError as error:
+        except json.JSONDecodeError as error:
             raise Problem("malformed", f"The body is no JSON: {error}.") from None
+        except ValueError:  # of Python's, which tells how the server would raise it
+            most = sys.get_int_max_str_digits()
+            raise Problem("malformed", f"A whole number in the body has more than {most:,} digits.") from None
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    raise Problem("malformed", f"The body is no JSON: {name} is not JSON.")

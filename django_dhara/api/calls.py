@@ -173,11 +173,16 @@ def _stored_hash(error: IdempotencyConflict, alias: str) -> bytes | None:
     return bytes(found) if found else None
 
 
+#: Of a key that is in one bulk twice.
+_SAME = "is the same as that of tasks[{}],"
+
+
 def _conflict(error: IdempotencyConflict, call: Call, caller: Caller) -> Problem:
     """Both are named; the arguments are told to those who may see the task that has the key."""
+    whose = f"belongs to task {error.task_id}, which has" if error.position is None else f"{_SAME} with"
     detail = (
-        f"idempotency_key {error.key!r} of {error.function} belongs to task {error.task_id}, which has other "
-        f"arguments than this call. Use another key, or the same arguments."
+        f"idempotency_key {error.key!r} of {error.function} {whose.format(error.position)} other arguments than this "
+        f"call. Use another key, or the same payload, given the same way: `args` and names are not the same."
     )
     alias = backend_of(call.task).settings.database
     row = shown.with_texts(Row.objects.using(alias).filter(id=error.task_id)).first()

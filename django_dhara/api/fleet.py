@@ -75,7 +75,9 @@ def _set(request: HttpRequest, name: str, query: schemas.OfBackend, *, paused: b
     if changed:
         told = "pause" if paused else "resume"
         events.API_QUEUE_CHANGED.tell(caller=caller.name, verb=told, queue=name, backend=backend.alias)
-    return schemas.Paused(name=name, backend=backend.alias, paused=paused, changed=changed)
+    with scope.limited(backend.settings.database):
+        known = fleet.is_known(backend, name)
+    return schemas.Paused(name=name, backend=backend.alias, paused=paused, changed=changed, known=known)
 
 
 def _check(name: str, backend: DharaBackend, caller: Caller) -> None:

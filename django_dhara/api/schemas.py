@@ -9,6 +9,7 @@ from uuid import UUID
 from django.utils import timezone
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
+from django_dhara.backend import check_queue
 from django_dhara.models import MAX_PRIORITY, MIN_PRIORITY
 from django_dhara.payload import check_text
 from django_dhara.states import State
@@ -41,6 +42,11 @@ def _text(value: str) -> str:
     return check_text(value, "it", max_length=MAX_TYPE)
 
 
+def _queue(value: str) -> str:
+    check_queue(value, "it")
+    return value
+
+
 def _told(value: datetime) -> str:
     aware = timezone.make_aware(value, timezone.get_default_timezone()) if timezone.is_naive(value) else value
     return aware.isoformat()
@@ -53,6 +59,7 @@ Moment = Annotated[datetime, BeforeValidator(_moment), WithJsonSchema(_TIME)]
 Told = Annotated[datetime, PlainSerializer(_told, return_type=str), WithJsonSchema(_TIME)]
 #: A name that was sent.
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT), AfterValidator(_text)]
+QueueName = Annotated[str, Field(min_length=1, max_length=MAX_TEXT), AfterValidator(_queue)]
 Type = Annotated[str, Field(min_length=1, max_length=MAX_TYPE), AfterValidator(_text)]
 Range = Literal["5m", "1h", "24h", "7d"]
 Status = Literal["PENDING", "RUNNING", "COMPLETED", "DEAD", "CANCELED"]
@@ -73,7 +80,7 @@ class NewTask(Sent):
         description='Its arguments by name; or, if it has no other keys, `{"args": [...], "kwargs": {...}}`.',
         examples=[{"order_id": 42}],
     )
-    queue: Text | None = Field(None, description="By default the function's own.")
+    queue: QueueName | None = Field(None, description="By default the function's own.")
     priority: int | None = Field(
         None, ge=MIN_PRIORITY, le=MAX_PRIORITY, description="Larger runs sooner. By default the function's own."
     )
@@ -262,6 +269,9 @@ class Paused(BaseModel):
     backend: str
     paused: bool
     changed: bool = Field(description="False: it was so before.")
+    known: bool = Field(
+        description="False: no task, function, worker or setting knows a queue of this name; it may be misspelt."
+    )
 
 
 class Worker(BaseModel):
@@ -337,7 +347,10 @@ class ProblemDocument(BaseModel):
     status: int
     detail: str
     field: str = Field("", description="The value that is wrong, if one is: `tasks[2].priority`.")
-    errors: list[Error] = Field(default_factory=list, description="All values that are wrong.")
+    errors: list[Error] = Field(
+        default_factory=list,
+        description="Each value that is wrong in itself; if none is, the first that does not fit this project.",
+    )
 
 
 #: Every state has its word here; a test holds the two together.

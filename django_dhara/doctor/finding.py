@@ -38,10 +38,10 @@ class Trouble:
         """It was found.
 
         Args:
-            what: what was seen, with its value.
+            what: what was seen, with its value; people read it after the title, with a colon between them.
             details: what the remedy names, and more for programs.
         """
-        return Finding(self.id, self.severity, what, self.why, self.remedy.format(**details), details)
+        return Finding(self.id, self.severity, self.title, what, self.why, self.remedy.format(**details), details)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ class Finding:
 
     id: str
     severity: Severity
+    title: str
     what: str
     why: str
     do: str
@@ -64,6 +65,7 @@ class Finding:
             "severity": self.severity.name.lower(),
             "database": self.database,
             "backend": self.backend,
+            "title": self.title,
             "what": self.what,
             "why": self.why,
             "do": self.do,

@@ -20,7 +20,7 @@ NOBODY = Trouble(
 def somebody_works(case: BackendCase) -> Iterator[Finding]:
     oldest = max(case.ready_queues.values(), default=0.0)
     if oldest > case.limits.ready_seconds and not case.alive:
-        yield NOBODY.seen(f"the oldest ready task waits since {span(oldest)}", backend=case.alias)
+        yield NOBODY.seen(f"the oldest ready task has waited for {span(oldest)}", backend=case.alias)
 
 
 LATE = Trouble(
@@ -29,7 +29,7 @@ LATE = Trouble(
     "It has not said that it lives for longer than its lease, and has not taken its leave: it was killed, hangs, or is "
     "cut off. Its runs are given to others and count as lost.",
     "On {host}: journalctl -u 'dhara-worker@*' or kubectl logs --previous; killed by the kernel for its memory is the "
-    "usual reason (dmesg | grep -i oom). Its row goes after 7 days.",
+    "usual reason (dmesg | grep -i oom). Its row goes after a day.",
 )  # fmt: skip
 
 
@@ -37,8 +37,8 @@ def late_workers(case: BackendCase) -> Iterator[Finding]:
     late = [worker for worker in case.workers if worker.silent > worker.lease_seconds]
     if late:
         last = min(late, key=lambda worker: worker.silent)
-        names = listed([worker.name for worker in late])
-        what = f"{len(late)} of the last day: {names}; the last one went silent {span(last.silent)} ago"
+        names = listed([*dict.fromkeys(worker.name for worker in late)])
+        what = f"{len(late)} in the last day ({names}), the last one {span(last.silent)} ago"
         yield LATE.seen(what, host=last.host, workers=[str(worker.id) for worker in late])
 
 

@@ -64,7 +64,7 @@ def unserved_queues(case: BackendCase) -> Iterator[Finding]:
     unserved = [queue for queue in waits if not any(_serves(worker, queue) for worker in case.claiming)]
     unserved = sorted(set(unserved) - case.paused.keys())
     if unserved:
-        what = listed([f"{queue} (since {span(waits[queue])})" for queue in unserved])
+        what = listed([f"{queue} (its oldest ready task has waited for {span(waits[queue])})" for queue in unserved])
         yield NOT_SERVED.seen(what, backend=case.alias, queues=",".join(unserved))
 
 
@@ -83,7 +83,7 @@ PAUSED = Trouble(
 def paused_queues(case: BackendCase) -> Iterator[Finding]:
     for queue in sorted(case.paused.keys() & case.ready_queues.keys()):
         paused, waits = span(case.paused[queue]), span(case.ready_queues[queue])
-        what = f"{queue} is paused since {paused}, and its oldest ready task waits since {waits}"
+        what = f"{queue} has been paused for {paused}, and its oldest ready task has waited for {waits}"
         yield PAUSED.seen(what, queue=queue, backend=case.alias)
 
 
@@ -101,7 +101,7 @@ def backlog(case: BackendCase) -> Iterator[Finding]:
         waits = case.ready_queues[queue]
         if waits > case.limits.ready_seconds:
             yield BACKLOG.seen(
-                f"the oldest ready task of {queue} waits since {span(waits)}", queue=queue, seconds=waits
+                f"the oldest ready task of {queue} has waited for {span(waits)}", queue=queue, seconds=waits
             )
 
 
@@ -142,7 +142,7 @@ def dead_letters(case: BackendCase) -> Iterator[Finding]:
         WHERE backend = %(backend)s AND dead > 0 AND start > statement_timestamp() - interval '25 hours'""")
     usual = row.before / 24
     if row.now >= case.limits.dead_count and row.now > case.limits.dead_factor * usual:
-        what = f"{row.now} in the last hour, {usual:.3g} an hour in the day before"
+        what = f"{row.now} died in the last hour, and {usual:.3g} an hour in the day before"
         yield DEAD_GROWING.seen(what, backend=case.alias, now=row.now)
 
 
@@ -164,7 +164,7 @@ def abandoned_runs(case: BackendCase) -> Iterator[Finding]:
         patience=patience,
     )
     if row.n:
-        yield NOT_RESCUED.seen(f"{row.n}, the first since {span(row.seconds)}", backend=case.alias)
+        yield NOT_RESCUED.seen(f"{row.n} runs, the first for {span(row.seconds)}", backend=case.alias)
 
 
 NOT_PRUNED = Trouble(

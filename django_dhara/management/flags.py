@@ -1,4 +1,4 @@
-"""Flags of the commands: each has an environment variable, and a bad value is one line and exit code 2.
+"""Flags of the commands: what a deploy sets has an environment variable, too; a bad value is one line, exit code 2.
 
 What a command says of a value quotes it, and a value may be anything: it forges no further line, and fills no screen.
 """
@@ -9,6 +9,7 @@ import argparse
 import math
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 from django.core.exceptions import ImproperlyConfigured
@@ -17,6 +18,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django_dhara import conf
 from django_dhara.backend import DharaBackend
 from django_dhara.compat import task_backends
+from django_dhara.management import outage
 from django_dhara.payload import check_text, plain
 
 #: What is wrong is said in so many characters.
@@ -24,11 +26,15 @@ MOST_CHARACTERS = 800
 
 
 class Command(BaseCommand):
-    """Of ours: what is wrong is one line."""
+    """Of ours: what is wrong is one line, and so is what the database refuses."""
+
+    #: False where code of the project runs, whose own statements are at fault.
+    tells_outages = True
 
     def execute(self, *args: Any, **given: Any) -> str | None:
         try:
-            return super().execute(*args, **given)
+            with outage.in_one_line() if self.tells_outages else nullcontext():
+                return super().execute(*args, **given)
         except SystemCheckError:
             raise
         except CommandError as error:
@@ -183,6 +189,9 @@ def backend(alias: str) -> DharaBackend:
     Raises:
         CommandError: there is none, it is not ours, or its options are wrong.
     """
+    if alias not in task_backends.settings:
+        known = ", ".join(map(repr, task_backends.settings))
+        raise CommandError(f"--backend {alias}: TASKS has no such alias; it has {known}.")
     try:
         found = task_backends[alias]
     except ImproperlyConfigured as error:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from django.core.management.base import CommandError, CommandParser
-from django.db import Error
+from django.core.management.base import CommandParser
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -36,17 +33,3 @@ def title(backend: str, overview: Overview) -> str:
     now = timezone.localtime(overview.now) if timezone.is_aware(overview.now) else overview.now
     when = _("in %s") % stats.in_words(overview.range)
     return f"dhara {backend}  {when}  {now:%Y-%m-%d %H:%M:%S}"
-
-
-@contextmanager
-def one_line_errors(database: str) -> Iterator[None]:
-    """What the database refuses is one line.
-
-    Raises:
-        CommandError: instead of what the database raised.
-    """
-    try:
-        yield
-    except Error as error:
-        reason = " ".join(str(error).split())
-        raise CommandError(f"DATABASES[{database!r}] cannot be asked: {reason}") from error

@@ -33,9 +33,9 @@ def registry() -> CollectorRegistry:
 @require_safe
 @transaction.non_atomic_requests
 def metrics(request: HttpRequest) -> HttpResponse:
-    """In the form that was asked for: Prometheus' own text, or OpenMetrics."""
-    if not gate.is_open_for(request):
-        return gate.closed()
+    """In the form that was asked for, Prometheus' own text or OpenMetrics, and of all queues."""
+    if (refused := gate.refused(request, whole=True)) is not None:
+        return refused
     encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
     return gate.uncached(HttpResponse(encoder(registry()), content_type=content_type))
 

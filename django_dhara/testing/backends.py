@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from django_dhara.backend import QueueBackend
 from django_dhara.compat import task_enqueued
-from django_dhara.enqueue import as_duplicate, check
+from django_dhara.enqueue import as_duplicate, check, within_bulk
 from django_dhara.errors import IdempotencyConflict
 from django_dhara.signals import announce, task_committed
 from django_dhara.states import State
@@ -63,9 +63,9 @@ class MemoryBackend(QueueBackend):
         entries, before = self.memory.entries, len(self.memory.entries)
         try:
             kept = [self._keep(row) for row in rows]
-        except IdempotencyConflict:
+        except IdempotencyConflict as error:
             del entries[before:]
-            raise
+            raise within_bulk(error, rows) from None
         for entry in entries[before:]:
             announce(task_enqueued, type(self), task_result=entry.result)
             announce(task_committed, type(self), task_result=entry.result)

@@ -314,8 +314,22 @@ def test_a_conflict_in_a_bulk_names_the_task_at_fault(api):
 
 def test_a_conflict_inside_a_bulk_leaves_nothing(api):
     bulk = [{"type": ADD, "payload": {"a": n}, "idempotency_key": "k"} for n in (1, 2)]
-    problem(api.post("/tasks/bulk", {"tasks": bulk}), 409, "tasks[1].idempotency_key")
+    document = problem(api.post("/tasks/bulk", {"tasks": bulk}), 409, "tasks[1].idempotency_key")
+    assert "is the same as that of tasks[0], with other arguments" in document["detail"]
+    assert "existing" not in document
     assert Task.objects.count() == 0
+
+
+def test_all_values_that_are_wrong_in_themselves_are_told(api):
+    body = {"type": ADD, "payload": {"a": 1}, "priority": 1000, "queue": "a,b"}
+    document = problem(api.post("/tasks", body), 400)
+    assert sorted(error["field"] for error in document["errors"]) == ["priority", "queue"]
+
+
+def test_a_number_with_too_many_digits_says_the_limit_and_not_how_the_server_would_raise_it(api):
+    data = json.dumps({"type": ADD, "payload": {"a": 0}}).replace("0", "1" * 5001)
+    document = problem(api("POST", "/tasks", data=data), 400)
+    assert document["detail"] == "A whole number in the body has more than 4,300 digits."
 
 
 def test_a_bulk_is_bounded(api, settings):

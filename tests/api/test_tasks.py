@@ -8,7 +8,7 @@ from django.db import connection
 
 from django_dhara import bulk
 from django_dhara.api import finding
-from django_dhara.models import Task
+from django_dhara.models import Queue, Task
 from django_dhara.states import State
 from tests.api.conftest import Api, a_secret, problem
 from tests.rows import OTHER_WORKER, a_task, ago, ahead, an_attempt, fresh
@@ -380,6 +380,20 @@ def test_a_key_that_somebody_is_taking_is_503_after_a_while(api, other_session, 
         other_session.rollback()
     other_session.set_autocommit(True)
     assert api.post("/tasks", body).status_code == 201
+
+
+# Queues
+
+
+def test_a_pause_of_a_queue_that_nothing_knows_says_so_and_a_resume_forgets_it(api):
+    paused = api.post("/queues/nope/pause").json()
+    assert paused == {"name": "nope", "backend": "default", "paused": True, "changed": True, "known": False}
+    assert "nope" in [queue["name"] for queue in api.get("/queues").json()["queues"]]
+    assert api.post("/queues/nope/resume").json()["changed"] is True
+    assert "nope" not in [queue["name"] for queue in api.get("/queues").json()["queues"]]
+    assert not Queue.objects.exists()
+    a_row(1, queue="mail")
+    assert api.post("/queues/mail/pause").json()["known"] is True
 
 
 # Queues of a token

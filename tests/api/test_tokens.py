@@ -54,7 +54,8 @@ def test_the_command_lists_no_secret_and_revokes():
     [
         (), ("make",), ("create",), ("create", ""), ("create", "a\nb"), ("create", "x" * 101),
         ("create", "ci", "--scopes", "all"), ("create", "ci", "--scopes", ""), ("create", "ci", "--queues", ","),
-        ("create", "ci", "--days", "-1"), ("create", "ci", "--days", "x"), ("revoke",), ("revoke", "x"),
+        ("create", "ci", "--days", "-1"),
+        ("create", "ci", "--days", "0"), ("create", "ci", "--days", "x"), ("revoke",), ("revoke", "x"),
         ("revoke", "0"), ("revoke", "9" * 30), ("list", "x"),
     ],
     ids=str,

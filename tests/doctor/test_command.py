@@ -51,6 +51,7 @@ def test_json_for_programs(patient, crew):
     [finding] = told["findings"]
     assert finding["do"] == "ALTER TABLE dhara_task SET (fillfactor = 60);"
     assert (finding["id"], finding["severity"], finding["database"]) == ("dhara.D043", "warning", "default")
+    assert finding["title"] == title_of("dhara.D043")
 
 
 def test_a_database_out_of_reach_is_no_traceback(crew):
@@ -74,6 +75,10 @@ def test_flags_that_cannot_be_read_are_one_line(flags, message):
         call_command("dhara_doctor", *flags)
 
 
+def title_of(id_):
+    return next(trouble.title for trouble in doctor.troubles() if trouble.id == id_)
+
+
 @pytest.mark.skipif(shutil.which("script") is None, reason="needs script, of Debian's bsdutils")
 def test_colours_are_for_terminals(patient, tmp_path):
     patient.does("ALTER TABLE dhara_task RESET (fillfactor)")
@@ -84,6 +89,7 @@ def test_colours_are_for_terminals(patient, tmp_path):
         command = Process(words, tmp_path / f"log-{number}", DATABASE_URL=url, TERM="xterm", **env)
         assert command.ends(30) == 0, command.log
         assert "dhara.D043" in command.log
+        assert f"{title_of('dhara.D043')}: dhara_task: " in " ".join(command.log.split())  # it says what it is about
         colours.append("\x1b[" in command.log)
     assert colours == [True, False]
 

@@ -84,7 +84,7 @@ def test_a_database_that_cannot_be_asked_is_one_line_and_exit_code_1(database):
     done = subprocess.run(words("dhara_stats"), env=env, cwd=PROJECT, capture_output=True, text=True, timeout=110)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("CommandError: DATABASES['default'] cannot be asked: ")
+    assert done.stderr.startswith("CommandError: DATABASES['default'] cannot be reached: ")
 
 
 def test_names_of_every_kind_keep_the_columns(db, told):
@@ -258,9 +258,9 @@ def test_top_says_that_the_database_is_away_and_goes_on(screen, proxy):
     top = screen(**proxy.env)
     top.shows("Queue email falls behind")
     proxy.cut()
-    top.shows("cannot be asked", "Queue email falls behind")
+    top.shows("cannot be reached", "Queue email falls behind")
     proxy.thaw()
-    until(lambda: "cannot be asked" not in "\n".join(top.frames[-1]), 60)
+    until(lambda: "cannot be reached" not in "\n".join(top.frames[-1]), 60)
     top.types(b"q")
     assert top.ends() == 0
 

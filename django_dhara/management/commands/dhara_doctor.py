@@ -62,7 +62,11 @@ class Command(flags.Command):
         width = min(shutil.get_terminal_size((100, 20)).columns, 120)
         for finding in findings:
             self.stdout.write(self._heading(finding))
-            for label, text in (("", finding.what), ("Why: ", finding.why), ("Do:  ", finding.do)):
+            for label, text in (
+                ("", f"{finding.title}: {finding.what}"),
+                ("Why: ", finding.why),
+                ("Do:  ", finding.do),
+            ):
                 lines = textwrap.wrap(
                     label + text, width, initial_indent="  ", subsequent_indent="  " + " " * len(label),
                     break_long_words=False, break_on_hyphens=False,

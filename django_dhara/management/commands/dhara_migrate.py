@@ -31,6 +31,7 @@ class Command(flags.Command):
     )
     # By `migrate` itself, which also asks the database.
     requires_system_checks = ()
+    tells_outages = False
 
     def add_arguments(self, parser: CommandParser) -> None:
         flags.one_line_errors(parser)

@@ -6,7 +6,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import transaction
 
-from django_dhara import operations
+from django_dhara import fleet, operations
 from django_dhara.management import flags
 
 
@@ -16,6 +16,10 @@ class Command(flags.Command):
     change: Callable[..., bool] = staticmethod(operations.pause)
     changed = "Queue {} is paused: workers claim nothing more of it. `manage.py dhara_resume` undoes that."
     unchanged = "Queue {} was paused already."
+    unknown = (
+        "Warning: no task, function, worker or setting knows a queue {}. Is it misspelt? `manage.py dhara_resume` "
+        "makes it forgotten."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         flags.one_line_errors(parser)
@@ -31,3 +35,5 @@ class Command(flags.Command):
             raise CommandError(str(error)) from None
         for queue, is_new in zip(given["queues"], changed, strict=True):
             self.stdout.write((self.changed if is_new else self.unchanged).format(queue))
+            if not fleet.is_known(backend, queue):
+                self.stderr.write(self.style.WARNING(self.unknown.format(queue)), self.style.WARNING)

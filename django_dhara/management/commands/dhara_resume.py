@@ -10,3 +10,4 @@ class Command(dhara_pause.Command):
     change = staticmethod(operations.resume)
     changed = "Queue {} is resumed."
     unchanged = "Queue {} was not paused."
+    unknown = "Warning: no task, function, worker or setting knows a queue {}. Is it misspelt?"

@@ -28,8 +28,7 @@ class Command(flags.Command):
 
     def handle(self, *args: Any, **given: Any) -> None:
         backend = flags.backend(given["backend"])
-        with watching.one_line_errors(backend.settings.database):
-            overview = stats.overview(backend.settings.database, backend.alias, given["range"])
+        overview = stats.overview(backend.settings.database, backend.alias, given["range"])
         if given["format"] == "json":
             self.stdout.write(json.dumps(board.as_json(overview), cls=DjangoJSONEncoder, indent=2))
             return

@@ -41,7 +41,7 @@ class Command(flags.Command):
         )
         create.add_argument(
             "--days",
-            type=flags.span("days", 36_500),
+            type=_days,
             metavar="DAYS",
             help="Valid for so many days; for ever without it.",
         )
@@ -84,6 +84,13 @@ def _standing(row: Any) -> str:
     if row.revoked_at:
         return "revoked"
     return "expired" if row.expires_at and row.expires_at <= row.now else "valid"
+
+
+def _days(raw: str) -> float:
+    days = flags.span("days", 36_500)(raw)
+    if not days:
+        raise argparse.ArgumentTypeError("must be more than 0 days: such a token would be of no use to anybody")
+    return days
 
 
 def _scopes(raw: str) -> tuple[str, ...]:

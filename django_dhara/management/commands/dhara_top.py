@@ -9,7 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 
 from django_dhara import stats
-from django_dhara.management import board, flags, watching
+from django_dhara.management import board, flags, outage, watching
 from django_dhara.management.board import Line
 from django_dhara.management.terminal import Terminal
 from django_dhara.stats import Overview
@@ -62,7 +62,7 @@ class _View:
 
     def _look(self) -> None:
         try:
-            with watching.one_line_errors(self._database):
+            with outage.in_one_line():
                 self._overview = stats.overview(self._database, self._backend, self._range)
             self._trouble = ""
         except CommandError as error:
