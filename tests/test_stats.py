@@ -433,6 +433,14 @@ def a_worker(**columns):
     return Worker.objects.create(**{**values, "lease_seconds": 30.0, **columns})
 
 
+def test_workers_of_one_name_are_told_apart(db):
+    for pid in (1, 2, 3, 4):
+        a_worker(name="smooth", pid=pid, heartbeat_at=ago(40 + pid))
+    a_worker(name="other", heartbeat_at=ago(40))
+    [late] = [one for one in stats.overview("default", None, stats.RANGES["1h"]).attention if one.kind == "late"]
+    assert plain(late.sentence).endswith(": other, smooth (h:1), smooth (h:2) and others."), late.sentence
+
+
 @pytest.mark.parametrize(
     ("worker", "kinds"),
     [

@@ -181,7 +181,7 @@ def _dead(facts: Facts) -> Iterator[Item]:
     if not facts.died:
         return
     number = sum(each.number for each in facts.died)
-    named = ", ".join(f"{isolated(each.function)} {each.number:,}" for each in facts.died[:3])
+    named = _listed([f"{isolated(each.function)} {each.number:,}" for each in facts.died])
     told = ngettext(
         "%(number)s task that died in %(range)s is dead now: %(named)s.",
         "%(number)s tasks that died in %(range)s are dead now: %(named)s.",
@@ -189,7 +189,7 @@ def _dead(facts: Facts) -> Iterator[Item]:
     ) % {
         "number": capped(number, DEPTH_LIMIT),
         "range": in_words(facts.range),
-        "named": f"{named} …" if len(facts.died) > 3 else named,
+        "named": named,
     }
     only = facts.died[0].function if len(facts.died) == 1 else ""
     yield Item("dead", "warning", told, min(each.first for each in facts.died), function=only, number=number)
@@ -201,9 +201,21 @@ def _gone(facts: Facts) -> Iterator[Item]:
         if not gone:
             continue
         gone.sort(key=lambda worker: worker.heartbeat_at, reverse=True)
-        named = ", ".join(isolated(worker.name) for worker in gone[:3])
-        told = words(len(gone)) % {"number": len(gone), "named": f"{named} …" if len(gone) > 3 else named}
+        named = _listed([_called(worker, facts) for worker in gone])
+        told = words(len(gone)) % {"number": len(gone), "named": named}
         yield Item(kind, "warning", told, min(worker.heartbeat_at for worker in gone), number=len(gone))
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first names of a list, and whether there are others."""
+    named = ", ".join(names[:3])
+    return _("%s and others") % named if len(names) > 3 else named
+
+
+def _called(worker: WorkerSeen, facts: Facts) -> str:
+    """The name of a worker, and its host and pid where others have the same one."""
+    namesakes = sum(other.name == worker.name for other in facts.workers or ())
+    return isolated(worker.name) if namesakes < 2 else f"{isolated(worker.name)} ({isolated(worker.host)}:{worker.pid})"
 
 
 #: What is said of workers that took no leave.
