@@ -110,12 +110,14 @@ class PausedQueue(NamedTuple):
     backend: str
     queue: str
     since: datetime
+    #: The database's time.
+    now: datetime
 
 
 def paused_queues(alias: str) -> list[PausedQueue]:
     """The paused queues of a database, longest pause first."""
     paused = Queue.objects.using(alias).filter(paused_at__isnull=False).order_by("paused_at", "pk")
-    rows: QuerySet[Any, Any] = paused.values_list("backend", "name", "paused_at")
+    rows: QuerySet[Any, Any] = paused.values_list("backend", "name", "paused_at", Now())
     return [PausedQueue(*row) for row in rows[:MOST_ROWS]]
 
 

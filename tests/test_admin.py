@@ -17,6 +17,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from django_dhara import tokens
 from django_dhara.admin import databases, operations, text
 from django_dhara.models import BulkChange, Queue, Task, Worker
 from django_dhara.states import State
@@ -111,7 +112,7 @@ def test_the_page_shows_payload_result_attempts_and_timeline(client):
     steps = [
         "Enqueued 1 min ago",
         "Attempt 1: failed after 10 s",
-        "Attempt 2 started 5 s ago box7:4711",
+        "Attempt 2 started 5 s ago w1 box7:4711",
         "Completed now",
     ]
     places = [about(step).search(seen, seen.index("Timeline")).start() for step in steps]
@@ -127,7 +128,7 @@ def test_the_page_shows_payload_result_attempts_and_timeline(client):
         (State.PENDING, {"run_at": ahead(40), "failures": 1}, "Waits for its retry: attempt 2 of 5 in 40 s"),
         (State.PENDING, {"failures": 1}, "Ready for attempt 2 of 5: waits for a worker of queue default"),
         (State.PENDING, {"run_at": ahead(40), "snoozed": 1}, "Snoozed: runs again in 40 s"),
-        (State.RUNNING, {"attempted_at": ago(180)}, "Running on box7:4711 for 3 min, attempt 1 of 5."),
+        (State.RUNNING, {"attempted_at": ago(180)}, "Running on w1 box7:4711 for 3 min, attempt 1 of 5."),
         (State.RUNNING, {}, "Its lease ends in 1 min"),
         (State.RUNNING, {"lease_until": ago(20)}, "Its lease ran out 20 s ago"),
         (State.RUNNING, {"cancel_requested_at": ago(5)}, "Asked to stop 5 s ago"),
@@ -151,7 +152,7 @@ def test_the_page_says_why_nobody_takes_a_ready_task(client):
     Worker.objects.filter(pk=worker.pk).update(heartbeat_at=Now())
     assert "No worker that is alive" not in shown(client.get(page_of(task)))
     Queue.objects.create(backend="default", name="default", paused_at=ago(3600))
-    assert "Its queue was paused 1 h ago" in shown(client.get(page_of(task)))
+    assert "Its queue has been paused for 1 h:" in shown(client.get(page_of(task)))
 
 
 def test_parent_and_children_are_linked(client):
@@ -486,7 +487,7 @@ def test_the_list_of_workers_tells_who_lives_and_what_each_runs(client):
     worker = a_worker(queues=["email", "default"], started_at=ago(7200), heartbeat_at=ago(4))
     task = a_task(State.RUNNING, attempted_at=ago(9), function="shop.tasks.send")
     response = client.get("/admin/dhara/worker/")
-    line = r"✓ Alive heard \d+ s ago box7:4711 0\.1\.0, up 2 h email, default 1/10 send \d+ s ago 0 runs –"
+    line = r"✓ Alive heard \d+ s ago w1 box7:4711 0\.1\.0, up 2 h email, default 1/10 send \d+ s ago 0 runs –"
     assert re.search(line, shown(response))
     assert page_of(task) in response.content.decode()
     assert "shop.tasks.send" in shown(client.get(f"/admin/dhara/worker/{worker.pk}/change/"))
@@ -504,7 +505,7 @@ def test_the_list_of_workers_tells_who_lives_and_what_each_runs(client):
 def test_a_worker_is_alive_late_draining_or_stopped(client, columns, expected):
     a_worker(**columns)
     body = shown(client.get("/admin/dhara/worker/?status=all"))
-    assert re.search(rf"{expected} [\w ]+ box7:4711", body)
+    assert re.search(rf"{expected} [\w ]+ w1 box7:4711", body)
 
 
 def test_a_worker_that_runs_much_names_five_tasks_and_links_to_all(client):
@@ -674,6 +675,7 @@ def trail(response):
 def test_every_page_has_its_trail_as_djangos_own_pages_have(db):
     client, task, worker = a_client(superuser=True), a_task(State.DEAD, function="shop.pay"), a_worker()
     change = BulkChange.objects.create(verb="revive", search="state:dead")
+    token, _secret = tokens.create("ci", ["read"])
     Queue.objects.create(backend="default", name="default", paused_at=ago(5))
     selected = {"_selected_action": str(task.pk), "action": "retry"}
     pages = {
@@ -685,13 +687,20 @@ def test_every_page_has_its_trail_as_djangos_own_pages_have(db):
         ("Queues",): client.get("/admin/dhara/queue/"),
         ("Queues", "default"): client.get("/admin/dhara/queue/default_3Adefault/change/"),
         ("Workers",): client.get("/admin/dhara/worker/"),
-        ("Workers", f"{worker.host}:{worker.pid}"): client.get(f"/admin/dhara/worker/{worker.pk}/change/"),
+        ("Workers", worker.name): client.get(f"/admin/dhara/worker/{worker.pk}/change/"),
         ("Workers", "Drain 1 worker?"): client.post(
             "/admin/dhara/worker/", {"_selected_action": str(worker.pk), "action": "drain"}
+        ),
+        ("Workers", worker.name, "Drain 1 worker?"): client.post(f"/admin/dhara/worker/{worker.pk}/drain/"),
+        ("Tasks", task.function, "Delete 1 task, if it has finished?"): client.post(
+            f"/admin/dhara/task/{task.pk}/delete_finished/"
         ),
         ("Bulk changes",): client.get("/admin/dhara/bulkchange/"),
         ("Bulk changes", "Retry"): client.get(f"/admin/dhara/bulkchange/{change.pk}/change/"),
         ("Tokens",): client.get("/admin/dhara/token/"),
+        ("Tokens", "Revoke 1 token?"): client.post(
+            "/admin/dhara/token/", {"_selected_action": str(token.pk), "action": "revoke"}
+        ),
         ("Tokens", "Add a token"): client.get("/admin/dhara/token/add/"),
         ("Tokens", "A new token"): client.post("/admin/dhara/token/add/", {"name": "shop", "scopes": ["read"]}),
     }

@@ -2,6 +2,7 @@
 
 import re
 from datetime import timedelta
+from html import unescape
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -84,6 +85,20 @@ def test_a_group_without_a_class_or_a_place_is_a_group_too(client, error_class, 
     assert (group.task, group.message, group.count) == (task.pk, "told", 1)
     address = re.search(r'href="(/admin/dhara/task/dead/group/[^"]+)"', client.get(DEAD).content.decode())[1]
     assert page_of(task) in client.get(address.replace("&amp;", "&")).content.decode()
+
+
+def test_who_does_not_retry_a_group_is_led_back_to_it(db):
+    client = a_client(superuser=True)
+    a_dead()
+    address = unescape(re.search(r'href="(/admin/dhara/task/dead/group/[^"]+)"', client.get(DEAD).content.decode())[1])
+    body = client.get(address).content.decode()
+    form = re.search(r'<form method="post" action="(/admin/dhara/task/\?[^"]+)">(.*?)</form>', body, re.DOTALL)
+    hidden = r'<input type="hidden" name="(\w+)" value="([^"]*)"'
+    fields = {name: unescape(value) for name, value in re.findall(hidden, form[2])}
+    asked = client.post(unescape(form[1]), fields).content.decode()
+    assert unescape(re.search(r'dhara-back" href="([^"]+)"', asked)[1]) == address
+    # Asked once more, because something was wrong, it still knows the way.
+    assert ("back", address) in [(name, unescape(value)) for name, value in re.findall(hidden, asked)]
 
 
 def test_the_chart_counts_by_hour(client):

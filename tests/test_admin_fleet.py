@@ -254,6 +254,18 @@ def test_a_pause_needs_the_token_against_forgery(client):
 # Where else a pause is told
 
 
+def test_a_pause_says_since_when_and_by_whom_wherever_it_is_told(client):
+    task = a_task(queue="mail", run_at=ago(5))
+    client.post(queue_page("mail", verb="pause"))
+    for address in (LIST, queue_page("mail"), "/admin/dhara/task/", page_of(task)):
+        assert re.search(rf"paused for \d+ s by {client.user.username}:", shown(client.get(address))), address
+    assert re.search(rf"1 task waits\. since \d+ s by {client.user.username}", shown(client.get("/admin/dhara/")))
+    Task.objects.all().delete()
+    overview = shown(client.get("/admin/dhara/"))
+    assert re.search(rf"mail is paused; no task of it is due\. since \d+ s by {client.user.username}", overview)
+    assert "its tasks wait" not in shown(client.get("/admin/dhara/task/"))
+
+
 def test_the_list_of_tasks_and_the_page_of_one_tell_of_a_pause(client):
     task = a_task(queue="mail")
     a_task(queue="other")
@@ -292,6 +304,7 @@ def test_the_list_of_workers_tells_slots_memory_and_what_was_settled(client):
         ({"heartbeat_at": ago(31)}, None, "longer than its lease of 30 s: it died"),
         ({"draining_at": ago(3)}, None, "It drains: it claims"),
         ({"heartbeat_at": ago(301)}, "lost", "It is lost: silent for 5 min"),
+        ({"heartbeat_at": ago(301)}, "lost_lately", "It is lost: silent for 5 min"),
         ({"stopped_at": ago(301), "heartbeat_at": ago(310)}, "stopped", "It stopped 5 min ago"),
     ],
 )
@@ -311,15 +324,52 @@ def test_workers_are_found_by_host_name_and_version(client):
         assert [worker.pid for worker in client.get(WORKERS, {"q": term}).context["cl"].result_list] == [pid]
 
 
+def test_a_worker_is_called_by_its_name_everywhere_with_its_process_where_that_does_not_say_it(client):
+    worker = a_worker(name="smooth")
+    task = a_task(State.RUNNING, queue="mail", lease_until=ahead(30))
+    for address in (WORKERS, worker_page(worker), queue_page("mail"), page_of(task), "/admin/dhara/"):
+        assert "smooth box7:4711" in shown(client.get(address)) or address == worker_page(worker), address
+    page = shown(client.get(worker_page(worker)))
+    assert "smooth ✓ Alive" in page
+    assert "Process box7:4711" in page
+    worker.name = "box7:4711"
+    worker.save()
+    assert "box7:4711 box7:4711" not in shown(client.get(WORKERS))
+
+
+def test_a_worker_that_died_was_up_until_its_last_sign_of_life(client):
+    a_worker(started_at=ago(4000), heartbeat_at=ago(400))
+    assert "was up 1 h" in shown(client.get(WORKERS, {"status": "lost"}))
+    assert "0.1.0, up" not in shown(client.get(WORKERS, {"status": "lost"}))
+
+
+def test_the_overview_leads_to_exactly_the_workers_of_which_it_speaks(client):
+    for number, silent in enumerate((1, 40, 310, 3000, 4000)):
+        a_worker(id=uuid4(), pid=number, name=f"w{number}", heartbeat_at=ago(silent))
+    body = client.get("/admin/dhara/").content.decode()
+    told = {"late": [1], "lost_lately": [2, 3]}
+    for status, pids in told.items():
+        address = f"{WORKERS}?status={status}"
+        assert f'href="{address}"' in body
+        assert sorted(one.pid for one in client.get(address).context["cl"].result_list) == pids
+    seen = shown(client.get("/admin/dhara/"))
+    assert "1 worker is late, silent for longer than its lease: w1." in seen
+    assert "2 workers are lost" in seen
+
+
 @pytest.mark.fast
 def test_one_worker_is_drained_once_with_an_entry(client):
     worker = a_worker()
-    response = client.post(worker_page(worker, "drain"), follow=True)
+    asked = client.post(worker_page(worker, "drain"))
+    assert "Drain 1 worker?" in shown(asked)
+    assert f'href="{worker_page(worker)}"' in asked.content.decode(), "the way back"
+    assert not Command.objects.exists()
+    response = client.post(worker_page(worker, "drain"), {"confirmed": "yes"}, follow=True)
     assert messages(response) == ["1 worker asked to drain."]
     body = shown(response)
     assert re.search(f"Drain {NOW}, no answer yet", body)
     assert re.search(rf"Asked to drain\. {NOW}, {client.user.username}", body)
-    assert messages(client.post(worker_page(worker, "drain"), follow=True)) == [
+    assert messages(client.post(worker_page(worker, "drain"), {"confirmed": "yes"}, follow=True)) == [
         "0 workers asked to drain, 1 drains already or is gone."
     ]
     assert Command.objects.get().verb == "DRAIN"
@@ -440,7 +490,7 @@ def test_a_router_that_reads_from_a_replica_is_not_asked(client, settings):
     for page in (LIST, queue_page("mail"), WORKERS, worker_page(worker)):
         assert client.get(page).status_code == 200
     assert client.post(queue_page("mail", verb="pause")).status_code == 302
-    assert client.post(worker_page(worker, "drain")).status_code == 302
+    assert client.post(worker_page(worker, "drain"), {"confirmed": "yes"}).status_code == 302
 
 
 # What it costs

@@ -101,6 +101,22 @@ def test_any_text_is_shown_whole(text):
     assert "".join("".join(piece.text for piece in found).split()) == "".join(traces.visible_lines(text).split())
 
 
+def test_attempts_that_follow_a_retry_say_so(client):
+    task = a_task("DEAD", failures=2, finished_at=ago(1))
+    for number, age in ((1, 90), (2, 80), (3, 70), (1, 60), (2, 50)):
+        an_attempt(task, number=number, started_at=ago(age + 5), ended_at=ago(age))
+    seen = shown(client.get(page_of(task)))
+    assert seen.count("Attempt 1, counted anew after a retry") == 2, "in the timeline, and over the run"
+    assert seen.count("Attempt 2, counted") == 0
+
+
+def test_the_class_of_an_error_is_broken_at_its_dots(client):
+    task = a_task("DEAD", error_class="smtplib.SMTPRecipientsRefused", finished_at=ago(1))
+    an_attempt(task, error_class="smtplib.SMTPRecipientsRefused", ended_at=ago(1))
+    body = client.get(page_of(task)).content.decode()
+    assert body.count('<code><bdi class="dhara-name">smtplib.<wbr>SMTPRecipientsRefused</bdi></code>') == 3
+
+
 def test_the_page_shows_a_traceback_in_pieces(client):
     task = a_task(State.DEAD, function="orders.tasks.send_receipt")
     an_attempt(task, traceback=TRACE, message="<script>alert(1)</script>")

@@ -16,10 +16,10 @@ from django.utils import translation
 from django_dhara import stats
 from django_dhara.admin import TaskAdmin, WorkerAdmin, charts, overview
 from django_dhara.admin.charts import HEIGHT, Mark, TimeScale
-from django_dhara.models import Task, Worker
+from django_dhara.models import Queue, Task, Worker
 from django_dhara.words import isolated, rate, short_time
 from example_project.urls import urlpatterns as ours
-from tests.minutes import CHARGE, a_crew, a_minute, an_afternoon
+from tests.minutes import CHARGE, MAIL, a_crew, a_minute, an_afternoon
 from tests.rows import a_task, ago
 from tests.test_admin import a_client, second_database, shown  # noqa: F401
 
@@ -75,6 +75,31 @@ def test_an_empty_database_needs_nobody_and_draws_its_charts(client):
     assert "nothing waits" in seen
 
 
+def test_ready_tasks_of_paused_queues_are_not_nothing(client):
+    a_task(queue="mail", run_at=ago(5))
+    Queue.objects.create(backend="default", name="mail", paused_at=ago(60))
+    seen = shown(client.get(OVERVIEW))
+    assert "Ready 1 all in paused queues" in seen
+    assert "nothing waits" not in seen
+
+
+def test_dead_tasks_and_deaths_are_two_words(client):
+    """Of three that died one is dead still."""
+    a_minute(1, failed=9, dead=3)
+    a_task("DEAD", failures=1, finished_at=ago(60), function=MAIL)
+    seen = shown(client.get(OVERVIEW))
+    assert f"1 task that died in the last hour is dead now: {MAIL} 1." in seen
+    assert "Dead now 1 3 deaths in the last hour" in seen
+    assert "Deaths" in seen[seen.index("By function") :]
+    assert "· 3 deaths" in client.get(OVERVIEW).content.decode()
+
+
+def test_a_function_does_not_fail_since_before_it_is_known_to(client):
+    """Of an aggregate of a day ago only the hour is known."""
+    a_minute(7, failed=9)
+    assert re.search(r"fails: 9 of 9 runs .*? since (7|8) min", shown(client.get(OVERVIEW, {"range": "7d"})))
+
+
 def test_who_may_not_see_tasks_or_workers_sees_neither(afternoon):
     assert "You may not see tasks." in shown(a_client("view_worker").get(OVERVIEW))
     seen = a_client("view_task").get(OVERVIEW).content.decode()
@@ -89,7 +114,7 @@ def test_the_tables_tell_queues_functions_and_workers(client, afternoon):
     assert re.search(r"reports ❚❚ Paused 14 38 min [\d.]+ 0 0 \d+ ms", seen)
     assert re.search(rf"{CHARGE} \d+ \d+ \(\d+%\) \d+ [\d.]+ ms", seen) or f"{CHARGE} 1" in seen
     assert re.search(r"box6-77 ! Late 0/10 0 0 11 min", seen)
-    assert re.search(r"box7-41 ✓ Alive 3/10 [\d,]+ \d+ \d+ s", seen)
+    assert re.search(r"box7-41 box7:4001 ✓ Alive 3/10 [\d,]+ \d+ \d+ s", seen)
 
 
 def test_the_charts_have_their_values_as_a_table(client, afternoon):

@@ -470,6 +470,50 @@ def test_all_that_match_are_asked_for_first(client):
     )
 
 
+@pytest.mark.parametrize(
+    ("verb", "argument", "is_told"),
+    [
+        ("cancel", "", True),
+        ("change_priority", "7", True),
+        ("change_queue", "email", True),
+        ("snooze", "1h", False),
+        ("delete_finished", "", False),
+    ],
+)
+def test_a_bulk_change_that_is_done_leads_to_what_it_changed_where_a_search_can_say_that(
+    client, verb, argument, is_told
+):
+    task = put(State.PENDING, function="shop.pay", queue="default")
+    put(State.PENDING, function="shop.other", queue="email", priority=7)
+    change, url = begun(client, verb, "?q=function:pay state:pending queue:default priority:0", argument=argument)
+    assert "Changed tasks" not in shown(client.get(url))
+    client.post(address("step", change))
+    body = client.get(url).content.decode()
+    links = re.findall(r'<a href="([^"]+)">Changed tasks', body)
+    assert bool(links) is is_told
+    for link in links:
+        assert [one.pk for one in client.get(unescape(link)).context["cl"].result_list] == [task.pk]
+    assert f'<a href="{reverse("admin:dhara_bulkchange_changelist")}">Bulk changes</a>' in body
+
+
+@pytest.mark.parametrize("given", ["https://evil.example/", "//evil.example", "javascript:alert(1)", ""])
+def test_the_way_back_never_leads_to_another_site(client, given):
+    put(State.DEAD)
+    asked = {"action": "retry", "select_across": "1", "back": given}
+    body = client.post(LIST + "?q=state:dead", asked).content.decode()
+    assert "evil" not in body
+    assert "javascript:" not in body
+    assert f'href="{LIST}?q=state:dead"' in body
+
+
+def test_a_long_queue_is_cut_and_its_title_has_all_of_it(db):
+    client = a_client("view_task", "view_queue")
+    put(State.PENDING, queue="q" * 255)
+    for page in (LIST, "/admin/dhara/queue/"):
+        body = client.get(page).content.decode()
+        assert re.search(rf'<bdi class="dhara-name" title="{"q" * 255}">q{{40,60}}…</bdi>', body), page
+
+
 @pytest.mark.fast
 def test_a_bulk_change_is_made_step_by_step_and_sums_up_what_it_did(client):
     dead = [put(State.DEAD, n) for n in range(5)]

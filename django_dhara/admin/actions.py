@@ -17,6 +17,7 @@ from django.core.exceptions import BadRequest, PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
+from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
@@ -122,7 +123,12 @@ class TaskActionsAdmin(ReadOnlyAdmin):
         wish, errors = _wish(request, asked, confirmed=not asked.argument and asked is not wishes.DELETE)
         page = self._page_of(task.pk)
         if wish is None:
-            context = {"title": wishes.question(asked, 1), "states": [(badge(task.state), task.function)], "back": page}
+            context = {
+                "title": wishes.question(asked, 1),
+                "states": [(badge(task.state), task.function)],
+                "back": page,
+                "trail": self.trail((task.function, page)),
+            }
             return self._confirmation(request, asked, context, errors)
         done = self._perform(request, wish, task.database, [task.pk])
         return HttpResponseRedirect(self._after(wish, task.pk, done))
@@ -140,7 +146,7 @@ class TaskActionsAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, verb: Verb, context: Mapping[str, Any], errors: Sequence[str]
     ) -> HttpResponse:
         request.current_app = self.admin_site.name
-        back = request.get_full_path()
+        here = request.get_full_path()
         shown = {
             **self.admin_site.each_context(request),
             "opts": self.opts,
@@ -151,12 +157,19 @@ class TaskActionsAdmin(ReadOnlyAdmin):
             "argument": visible(request.POST.get("argument", "")),
             "reason": visible(request.POST.get("reason", "")),
             "queues": _queues(databases.chosen(request)) if verb is wishes.CHANGE_QUEUE else (),
-            "action": back,
-            "back": back,
+            "action": here,
+            "back": _back(request) or here,
             "reason_length": REASON,
             **context,
         }
         return TemplateResponse(request, "admin/dhara/task/confirm.html", shown)
+
+
+def _back(request: HttpRequest) -> str:
+    """The page that asked, where it is another one than the list: one of this site."""
+    given = request.POST.get("back", "")
+    is_ours = url_has_allowed_host_and_scheme(given, {request.get_host()}, require_https=request.is_secure())
+    return given if is_ours else ""
 
 
 def _wish(request: HttpRequest, verb: Verb, *, confirmed: bool = False) -> tuple[Wish | None, list[str]]:

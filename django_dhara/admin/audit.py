@@ -9,8 +9,11 @@ from typing import Any
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db.models import Model
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
 
-from django_dhara.admin.text import visible
+from django_dhara.admin.text import age, name, visible
 
 #: Entries shown of one queue or worker.
 ENTRIES = 20
@@ -39,6 +42,11 @@ def entries(model: type[Model], key: str) -> Sequence[LogEntry]:
     content_type = ContentType.objects.get_for_model(model)
     found = LogEntry.objects.filter(content_type=content_type, object_id=key).select_related("user")
     return list(found.order_by("-action_time", "-pk")[:ENTRIES])
+
+
+def pause(since: datetime, now: datetime, author: str) -> SafeString:
+    """How long a queue has been paused, and by whom, as far as that is known."""
+    return format_html(_("{} by {}"), age(since, now), name(author)) if author else age(since, now)
 
 
 def authors(model: type[Model], changes: Iterable[tuple[str, datetime]]) -> dict[str, str]:

@@ -11,12 +11,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_dhara.admin.links import Links
-from django_dhara.admin.text import age, name, tag
+from django_dhara.admin.text import NAME_LENGTH, age, name, tag, worker_name
 from django_dhara.stats import DEPTH_LIMIT, History, Overview, Tally, Waiting, WorkerSeen
-from django_dhara.words import capped, clipped, rate, short_time
+from django_dhara.words import capped, rate, short_time
 
-#: Rows of a table.
-ROWS = 30
+#: Rows of a table, and characters of a function.
+ROWS, FUNCTION = 30, 100
 
 
 class Cell(NamedTuple):
@@ -67,7 +67,7 @@ def _by_queue(overview: Overview, past: History, links: Links) -> Table:
 def _queue_row(queue: str, tally: Tally, waiting: Sequence[Waiting], overview: Overview, links: Links) -> list[Cell]:
     ready = sum(each.ready for each in waiting)
     since = min((each.ready_since for each in waiting if each.ready_since), default=None)
-    shown = format_html('<a href="{}">{}</a>', links.tasks(queue=queue), name(clipped(queue)))
+    shown = format_html('<a href="{}">{}</a>', links.tasks(queue=queue), name(queue, NAME_LENGTH))
     if any(each.paused_at for each in waiting):
         shown = format_html("{} {}", shown, tag("pending", "❚❚", _("Paused")))
     count = capped(ready, DEPTH_LIMIT if any(each.is_capped for each in waiting) else ready + 1)
@@ -89,7 +89,7 @@ def _by_function(past: History, links: Links) -> Table:
     rows = [
         [
             Cell(
-                format_html('<a href="{}">{}</a>', links.tasks(function=function), name(clipped(function))),
+                format_html('<a href="{}">{}</a>', links.tasks(function=function), name(function, FUNCTION)),
                 "dhara-first",
             ),
             *_figures(tally, past, links.tasks(function=function, errors="yes")),
@@ -103,7 +103,7 @@ def _heads() -> tuple[str, ...]:
     return (
         _("Runs/min"),
         _("Failed"),
-        _("Dead"),
+        _("Deaths"),
         _("Latency p50"),
         _("Latency p95"),
         _("Run time p50"),
@@ -146,10 +146,9 @@ def _by_worker(overview: Overview, workers: Sequence[WorkerSeen], links: Links) 
     for worker in sorted(workers, key=lambda one: (one.lives, one.host, one.pid)):
         tally = past.workers.get(worker.id, Tally()) if past else Tally()
         colour, sign, word = _STATUS[worker.status]
-        address = links.worker(worker.id)
         rows.append(
             [
-                Cell(format_html('<a href="{}">{}</a>', address, name(clipped(worker.name))), "dhara-first"),
+                Cell(worker_name(worker, links.worker(worker.id)), "dhara-first"),
                 Cell(tag(colour, sign, str(word))),
                 Cell(f"{worker.busy:,}/{worker.concurrency:,}", "dhara-figure"),
                 Cell(f"{tally.runs:,}", "dhara-figure dhara-spare"),

@@ -181,6 +181,15 @@ class BulkChangeAdmin(ReadOnlyAdmin):
         }
         return TemplateResponse(request, "admin/dhara/bulkchange/page.html", context)
 
+    def _tasks(self, change: Any, text: str) -> str:
+        parameters = {"q": text, **({databases.PARAMETER: change.database} if len(databases.aliases()) > 1 else {})}
+        return f"{reverse('admin:dhara_task_changelist', current_app=self.admin_site.name)}?{urlencode(parameters)}"
+
+    def _changed(self, change: Any) -> str:
+        """The list of the tasks that were changed; empty where no search tells them from others."""
+        asked = after(change)
+        return self._tasks(change, str(asked)) if asked else ""
+
     def _progress(self, request: HttpRequest, change: Any) -> dict[str, Any]:
         """What changes while it goes on."""
         verb, goes_on = _BY_CHANGE.get(change.verb), is_going(change)
@@ -196,7 +205,8 @@ class BulkChangeAdmin(ReadOnlyAdmin):
             "status": status(change),
             "summary": summary(change),
             "facts": [*facts(change)],
-            "tasks": f"{reverse('admin:dhara_task_changelist', current_app=self.admin_site.name)}?{_query(change)}",
+            "tasks": self._tasks(change, change.search),
+            "changed": "" if goes_on else self._changed(change),
             "goes_on": goes_on,
             "may_go_on": bool(verb and goes_on and may(request, verb)),
             "left": shown,
@@ -275,6 +285,32 @@ def _logged(alias: str, author: Any) -> Callable[[BulkChange, Tally], None]:
     return lambda change, tally: wishes.log(_wish(change, author), alias, tally)
 
 
+#: Of a verb, the fields of which it changes what tasks have.
+_ALTERED = {
+    "cancel": ("state", "is", "finished_after", "finished_before"),
+    "change_queue": ("queue",),
+    "change_priority": ("priority",),
+}
+
+
+def after(change: Any) -> search.Search | None:
+    """The search that finds the tasks of a change as it left them, if they have something that can be searched for."""
+    try:
+        asked = search.parse(change.search)
+    except search.SearchError:
+        return None
+    if change.verb not in _ALTERED:
+        return None
+    for field in _ALTERED[change.verb]:
+        asked = asked.replaced(field)
+    if change.verb == "cancel":
+        asked = asked.replaced("state", search.Value("canceled"))
+        return asked.replaced("finished_after", search.Value(change.created_at.isoformat(), exact=True))
+    [argument] = _ALTERED[change.verb]
+    value = str(change.arguments.get(argument, ""))
+    return asked.replaced(argument, search.Value(value) if argument == "priority" else search.Value.of(value))
+
+
 def is_going(change: Any) -> bool:
     return change.finished_at is None and change.stopped_at is None
 
@@ -311,8 +347,3 @@ def facts(change: Any) -> Any:
         yield _("Stopped"), exact(change.stopped_at)
     if change.finished_at:
         yield _("Ended"), exact(change.finished_at)
-
-
-def _query(change: Any) -> str:
-    parameters = {"q": change.search}
-    return urlencode(parameters | ({databases.PARAMETER: change.database} if len(databases.aliases()) > 1 else {}))

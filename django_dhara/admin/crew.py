@@ -69,7 +69,7 @@ class Stack(NamedTuple):
     @property
     def names(self) -> str:
         """The names of the first threads."""
-        return visible(", ".join(self.threads[:3]) + (", …" if len(self.threads) > 3 else ""))
+        return visible(", ".join(self.threads[:3]) + (" …" if len(self.threads) > 3 else ""))
 
     @property
     def shown(self) -> str:

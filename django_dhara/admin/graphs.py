@@ -9,6 +9,7 @@ from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.html import format_html_join
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from django_dhara import stats
 from django_dhara.admin import charts
@@ -56,7 +57,8 @@ def _throughput(past: History) -> Chart:
 def _told_runs(point: Point, past: History) -> str:
     counts = point.tally.counts
     told = [_("%s done") % f"{counts['completed']:,}", _("%s failed") % f"{counts['failed']:,}"]
-    for key, words in (("lost", _("%s lost")), ("dead", _("%s dead")), ("canceled", _("%s canceled"))):
+    deaths = ngettext("%s death", "%s deaths", counts["dead"])
+    for key, words in (("lost", _("%s lost")), ("dead", deaths), ("canceled", _("%s canceled"))):
         if counts[key]:
             told.append(words % f"{counts[key]:,}")
     return f"{_when(point, past)} · {' · '.join(told)}"

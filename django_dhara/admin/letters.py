@@ -21,7 +21,7 @@ from django_dhara import search
 from django_dhara.admin import bulkchanges, databases, dead
 from django_dhara.admin.operations import DELETE, RETRY, Verb, Wish
 from django_dhara.admin.readonly import ReadOnlyAdmin
-from django_dhara.admin.text import first_line, moment, name, visible, visible_lines
+from django_dhara.admin.text import NAME_LENGTH, first_line, moment, name, visible, visible_lines
 
 #: Characters of a reason.
 REASON = 300
@@ -154,6 +154,7 @@ class DeadLettersAdmin(ReadOnlyAdmin):
         in_list = {"q": str(asked), databases.PARAMETER: alias}
         return {
             "in_list": self._address("changelist", in_list),
+            "here": request.get_full_path(),
             "may_retry": _may(request, RETRY),
             "may_discard": _may(request, DELETE),
             "retry": RETRY,
@@ -182,7 +183,7 @@ class DeadLettersAdmin(ReadOnlyAdmin):
     def _task(self, task: Any) -> dict[str, Any]:
         return {
             "id": task.pk,
-            "queue": name(task.queue),
+            "queue": name(task.queue, NAME_LENGTH),
             "attempts": f"{task.failures + task.lost}/{task.max_attempts}",
             "enqueued": moment(task.enqueued_at, task.now),
             "died": moment(task.finished_at, task.now),

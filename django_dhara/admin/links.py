@@ -31,8 +31,8 @@ class Links:
     def queues(self) -> str:
         return self._to("dhara_queue_changelist", {})
 
-    def workers(self) -> str:
-        return self._to("dhara_worker_changelist", {})
+    def workers(self, **filters: str) -> str:
+        return self._to("dhara_worker_changelist", filters)
 
     def worker(self, id_: Any) -> str:
         return self._to("dhara_worker_change", {}, id_)
@@ -57,6 +57,8 @@ class Links:
             "dead": (self.dead(), _("Dead tasks")),
             "paused": (self.queues(), _("Queues")),
             "snapshot": ("", ""),
-            **dict.fromkeys(("late", "lost", "no_workers", "unserved"), (self.workers(), _("Workers"))),
+            "late": (self.workers(status="late"), _("Late workers")),
+            "lost": (self.workers(status="lost_lately"), _("Lost workers")),
+            **dict.fromkeys(("no_workers", "unserved"), (self.workers(), _("Workers"))),
         }
         return pages.get(item.kind) or (self.tasks(**pending), _("Pending tasks"))

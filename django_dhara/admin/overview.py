@@ -16,9 +16,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_dhara import stats
-from django_dhara.admin import breakdown, charts, databases, graphs
+from django_dhara.admin import audit, breakdown, charts, databases, graphs
+from django_dhara.admin.backlog import key
 from django_dhara.admin.links import Links
-from django_dhara.admin.text import age, exact, name, tag
+from django_dhara.admin.text import exact, name, tag
+from django_dhara.models import Queue
 from django_dhara.states import State
 from django_dhara.stats import COUNT_LIMIT, History, Item, Overview, WorkerSeen
 from django_dhara.words import NAME_BEGINS, NAME_ENDS, NO_BREAK, capped, rate, short_time, span
@@ -68,7 +70,7 @@ def _shown(overview: Overview, links: Links, *, may_see_workers: bool) -> dict[s
         "now": overview.now,
         "exactly": exact(overview.now),
         "in_words": stats.in_words(overview.range),
-        "items": [_Told.of(item, overview.now, links) for item in overview.attention],
+        "items": [*_told(overview, links)],
         "is_slow": bool(overview.slow),
         "cards": [*_cards(overview, links, may_see_workers=may_see_workers)],
         "charts": graphs.of(past) if past else [],
@@ -76,6 +78,14 @@ def _shown(overview: Overview, links: Links, *, may_see_workers: bool) -> dict[s
         "values": [graphs.values(point, past) for point in reversed(past.points)] if past else [],
         "tables": [*breakdown.tables(overview, links, may_see_workers=may_see_workers)],
     }
+
+
+def _told(overview: Overview, links: Links) -> Iterator[_Told]:
+    paused = {key(item.backend, item.queue): item.since for item in overview.attention if item.kind == "paused"}
+    authors = audit.authors(Queue, [(queue, since) for queue, since in paused.items() if since]) if paused else {}
+    for item in overview.attention:
+        author = authors.get(key(item.backend, item.queue), "") if item.kind == "paused" else ""
+        yield _Told.of(item, overview.now, links, author)
 
 
 class _Told(NamedTuple):
@@ -89,14 +99,15 @@ class _Told(NamedTuple):
     page: str
 
     @classmethod
-    def of(cls, item: Item, now: datetime, links: Links) -> _Told:
+    def of(cls, item: Item, now: datetime, links: Links, author: str) -> _Told:
         colour, sign, word = {
             "harm": ("dead", "!", _("Harm")),
             "warning": ("pending", "▲", _("Warning")),
             "notice": ("canceled", "i", _("Note")),
         }[item.level]
         # How long a queue's oldest task waits is in the sentence.
-        since = format_html(_("since {}"), age(item.since, now)) if item.since and item.kind != "behind" else ""
+        told = item.since if item.kind != "behind" else None
+        since = format_html(_("since {}"), audit.pause(told, now, author)) if told else ""
         return cls(item.level, tag(colour, sign, word), in_html(item.sentence), since, *links.of(item))
 
 
@@ -136,9 +147,10 @@ def _cards(overview: Overview, links: Links, *, may_see_workers: bool) -> Iterat
         told = ngettext("%s is a retry", "%s are retries", retries) % f"{retries:,}" if retries else ""
         yield Card(_("Scheduled"), capped(standing.scheduled, COUNT_LIMIT), told, links.tasks(state=State.PENDING))
         died = past.total.counts["dead"] if past else 0
-        detail = _("%(number)s in %(range)s") % {"number": f"{died:,}", "range": stats.in_words(overview.range)}
+        told = ngettext("%(number)s death in %(range)s", "%(number)s deaths in %(range)s", died)
+        detail = told % {"number": f"{died:,}", "range": stats.in_words(overview.range)}
         dead = capped(standing.dead, COUNT_LIMIT)
-        yield Card(_("Dead"), dead, detail if past else "", links.dead(), "harm" if died else "")
+        yield Card(_("Dead now"), dead, detail if past else "", links.dead(), "harm" if died else "")
     if past:
         yield from _of_the_past(past, links)
 
@@ -146,8 +158,15 @@ def _cards(overview: Overview, links: Links, *, may_see_workers: bool) -> Iterat
 def _ready(overview: Overview, number: str, links: Links) -> Card:
     since = overview.ready_since
     waited = (overview.now - since).total_seconds() if since else 0.0
-    detail = _("oldest %s") % span(max(round(waited), 0)) if since else _("nothing waits")
+    detail = _("oldest %s") % span(max(round(waited), 0)) if since else _what_waits(overview)
     return Card(_("Ready"), number, detail, links.tasks(state=State.PENDING), "harm" if waited >= 60 else "")
+
+
+def _what_waits(overview: Overview) -> str:
+    """Of ready tasks none of which is in a queue that is open."""
+    if any(queue.ready for queue in overview.waiting or ()):
+        return _("all in paused queues")
+    return "" if overview.waiting is None else _("nothing waits")
 
 
 def _not_alive(workers: Sequence[WorkerSeen]) -> str:

@@ -21,8 +21,10 @@ class Told(NamedTuple):
     """One failed run, ready to be shown."""
 
     number: int
+    #: The first one since the task was put back to run again.
+    is_anew: bool
     ended: str
-    error_class: str
+    error_class: SafeString
     #: The first line of the message, and all of it if there is more.
     message: str
     rest: str
@@ -67,8 +69,9 @@ def _told(scene: Scene, attempt: Any) -> Told:
     trace = visible_lines(attempt.trace)
     return Told(
         number=attempt.number,
+        is_anew=attempt.pk in story.anew(scene),
         ended=story.ending(attempt),
-        error_class=visible(attempt.error_class),
+        error_class=name(attempt.error_class),
         message=message,
         rest=visible_lines(attempt.told) if message != attempt.told.strip() else "",
         when=moment(attempt.ended_at, scene.now),
@@ -120,7 +123,7 @@ def _rare_facts(scene: Scene) -> Iterator[tuple[str, Any]]:
     if task.idempotency_key is not None:
         yield _("Idempotency key"), format_html("<code>{}</code>", visible(task.idempotency_key))
     if task.error_class:
-        yield _("Last error"), format_html("<code>{}</code>", visible(task.error_class))
+        yield _("Last error"), format_html("<code>{}</code>", name(task.error_class))
     yield _("Backend"), name(task.backend)
     if scene.parent:
         yield _("Enqueued by"), _link(scene.parent.pk, scene.parent.function)

@@ -11,7 +11,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_dhara.admin.text import age, moment, name, tag, visible
+from django_dhara.admin.text import age, moment, name, process, tag, visible
 from django_dhara.fleet import Status
 from django_dhara.stats import Tally
 
@@ -42,7 +42,7 @@ def standing(worker: Any) -> Iterator[SafeString | str]:
         case Status.ALIVE:
             yield format_html(_("It lives: it said so {} ago."), silence)
         case Status.DRAINING:
-            yield _("It drains: it claims nothing more, lets its functions finish, and exits.")
+            yield _("It drains: it claims nothing more, lets its functions finish within its drain time, and exits.")
         case Status.LATE:
             yield format_html(
                 _("It has been silent for {}, longer than its lease of {} s: it died, or cannot reach the database."),
@@ -57,9 +57,18 @@ def standing(worker: Any) -> Iterator[SafeString | str]:
             yield format_html(_("It stopped {}, in good order."), moment(worker.stopped_at, worker.now))
 
 
+def lifetime(worker: Any) -> SafeString:
+    """Its version, and how long it is up, or was until its last sign of life."""
+    if worker.status in (Status.ALIVE, Status.DRAINING):
+        return format_html(_("{}, up {}"), visible(worker.version), age(worker.started_at, worker.now))
+    last = worker.stopped_at or worker.heartbeat_at
+    return format_html(_("{}, was up {}"), visible(worker.version), age(worker.started_at, last))
+
+
 def facts(worker: Any) -> Iterator[tuple[str, Any]]:
     """What its row says, in the order in which one asks."""
     yield _("Name"), name(worker.name)
+    yield _("Process"), process(worker)
     yield _("Queues"), queues(worker)
     yield _("Slots busy"), slots(worker)
     yield _("Settled in 5 min"), settled(worker.settled)

@@ -27,7 +27,7 @@ from django_dhara.admin import audit, backlog, databases, pulse
 from django_dhara.admin.backlog import RECENT, Backlog, QueueRow
 from django_dhara.admin.charts import HATCH
 from django_dhara.admin.readonly import ReadOnlyAdmin
-from django_dhara.admin.text import age, exact, name, span, tag, visible
+from django_dhara.admin.text import NAME_LENGTH, exact, name, span, tag, visible, worker_name
 from django_dhara.models import Queue
 from django_dhara.stats import RANGES, Tally
 from django_dhara.words import NO_BREAK, rate, short_time
@@ -226,7 +226,7 @@ class Shown:
 
     @property
     def name(self) -> SafeString:
-        return name(self.row.queue)
+        return name(self.row.queue, NAME_LENGTH)
 
     @property
     def backend(self) -> SafeString:
@@ -250,12 +250,7 @@ class Shown:
     @property
     def pause(self) -> SafeString | str:
         """Since when and by whom it is paused."""
-        if not self.row.paused_at:
-            return ""
-        since = age(self.row.paused_at, self.now)
-        if not self.row.paused_by:
-            return since
-        return format_html(_("{} by {}"), since, name(self.row.paused_by))
+        return audit.pause(self.row.paused_at, self.now, self.row.paused_by) if self.row.paused_at else ""
 
     @property
     def standing(self) -> Iterator[SafeString | str]:
@@ -284,12 +279,11 @@ class Shown:
             yield told % f"{row.held.suspects:,}"
 
     @property
-    def servers(self) -> list[tuple[str, str, str]]:
-        """The workers that serve it: address, name, slots."""
+    def servers(self) -> list[tuple[SafeString, str]]:
+        """The workers that serve it: name and slots."""
         return [
             (
-                reverse("admin:dhara_worker_change", args=[worker.id], current_app=self._site),
-                f"{visible(worker.host)}:{worker.pid}",
+                worker_name(worker, reverse("admin:dhara_worker_change", args=[worker.id], current_app=self._site)),
                 f"{worker.busy}/{worker.concurrency}",
             )
             for worker in self.row.servers[:SERVERS]

@@ -16,7 +16,8 @@ from django.db.models.functions import Cast, Left, Length, Now, Right
 from django.utils.translation import gettext_lazy
 
 from django_dhara import fleet, redaction
-from django_dhara.admin import trees
+from django_dhara.admin import audit, trees
+from django_dhara.admin.backlog import key
 from django_dhara.admin.text import pretty
 from django_dhara.models import Attempt, Queue, Task, TaskQuerySet, Worker
 from django_dhara.states import State
@@ -76,6 +77,8 @@ class Scene:
     children: Sequence[tuple[UUID, str, str]]
     parent: Task | None
     paused_at: datetime | None
+    #: Who paused its queue, if that was done in the admin.
+    paused_by: str = ""
     #: Whether a living worker takes tasks of this queue.
     served: bool
     documents: Sequence[Document]
@@ -96,6 +99,7 @@ def read(alias: str, task: Any) -> Scene:
     """Everything about `task`, a row of `with_documents()`."""
     attempts = list(_attempts(alias, task.id))
     waits = task.state == State.PENDING
+    paused_at = _paused_at(alias, task) if waits else None
     return Scene(
         task=task,
         now=task.now,
@@ -107,7 +111,8 @@ def read(alias: str, task: Any) -> Scene:
         parent=Task.objects.using(alias).filter(id=task.parent_id).only("id", "function", "state").first()
         if task.parent_id
         else None,
-        paused_at=_paused_at(alias, task) if waits else None,
+        paused_at=paused_at,
+        paused_by=_paused_by(task, paused_at) if paused_at else "",
         served=_is_served(alias, task) if waits else True,
         documents=[*documents(task)],
         backend_known=task.backend in getattr(settings, "TASKS", {}),
@@ -213,6 +218,11 @@ def _children(alias: str, task: Task) -> Sequence[tuple[UUID, str, str]]:
 def _paused_at(alias: str, task: Task) -> datetime | None:
     paused = Queue.objects.using(alias).filter(backend=task.backend, name=task.queue, paused_at__isnull=False)
     return paused.values_list("paused_at", flat=True).first()
+
+
+def _paused_by(task: Task, since: datetime) -> str:
+    queue = key(task.backend, task.queue)
+    return audit.authors(Queue, [(queue, since)]).get(queue, "")
 
 
 def _is_served(alias: str, task: Task) -> bool:

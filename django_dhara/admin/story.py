@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import pairwise
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -13,9 +14,10 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
+from django_dhara.admin import audit
 from django_dhara.admin.backlog import key
 from django_dhara.admin.scene import Scene
-from django_dhara.admin.text import age, first_line, moment, name, span, visible
+from django_dhara.admin.text import age, first_line, moment, name, span, visible, worker_name
 from django_dhara.models import Attempt
 from django_dhara.states import State
 
@@ -75,9 +77,8 @@ def _obstacles(scene: Scene) -> Iterator[SafeString | str]:
 def _paused(scene: Scene, since: datetime) -> SafeString:
     address = reverse("admin:dhara_queue_change", args=[quote(key(scene.task.backend, scene.task.queue))])
     link = format_html('<a href="{}">{}</a>', address, _("its page"))
-    told = format_html(
-        _("Its queue was paused {}: it waits until somebody resumes it, on {}."), moment(since, scene.now), link
-    )
+    pause = audit.pause(since, scene.now, scene.paused_by)
+    told = format_html(_("Its queue has been paused for {}: it waits until somebody resumes it, on {}."), pause, link)
     return format_html('<strong class="dhara-alert dhara-pending">{}</strong>', told)
 
 
@@ -114,12 +115,12 @@ def _ended(scene: Scene) -> SafeString:
 
 
 def worker(scene: Scene, id_: UUID | None) -> SafeString | str:
-    """host:pid of a worker, with a link while its row exists."""
+    """The name of a worker, with a link while its row exists."""
     known = scene.workers.get(id_) if id_ else None
     if known is None:
         return format_html(_("worker {}"), str(id_)[:8]) if id_ else "–"
     address = reverse("admin:dhara_worker_change", args=[known.pk])
-    return format_html('<a href="{}"><bdi>{}:{}</bdi></a>', address, visible(known.host), known.pid)
+    return worker_name(known, address)
 
 
 def timeline(scene: Scene) -> list[Event]:
@@ -140,13 +141,19 @@ def _enqueued(scene: Scene) -> Iterator[Event]:
     yield _event(scene, task.enqueued_at, "pending", _("Enqueued"), detail)
 
 
+def anew(scene: Scene) -> set[int]:
+    """The attempts that follow a retry: they are counted from 1 again."""
+    pairs = pairwise(scene.attempts)
+    return {later.pk for earlier, later in pairs if later.number <= earlier.number}
+
+
 def _attempted(scene: Scene) -> Iterator[Event]:
     for attempt in scene.attempts:
         seconds = (attempt.ended_at - attempt.started_at).total_seconds()
-        title = format_html(
-            _("Attempt {}: {} after {}"), attempt.number, ending(attempt).lower(), span(max(seconds, 0))
-        )
-        error = format_html("<code>{}</code> {}", visible(attempt.error_class), first_line(_told(attempt)))
+        is_anew = attempt.pk in anew(scene)
+        text = _("Attempt {}, counted anew after a retry: {} after {}") if is_anew else _("Attempt {}: {} after {}")
+        title = format_html(text, attempt.number, ending(attempt).lower(), span(max(seconds, 0)))
+        error = format_html("<code>{}</code> {}", name(attempt.error_class), first_line(_told(attempt)))
         detail = format_html(_("{} on {}"), error, worker(scene, attempt.worker_id))
         yield _event(scene, attempt.ended_at, "dead", title, detail)
 

@@ -26,8 +26,8 @@ from django_dhara.admin.text import age, badge, counted, exact, first_line, mome
 from django_dhara.models import Attempt
 from django_dhara.states import FINAL, State
 
-#: Tasks on a page, and characters of an error that are shown there.
-SIZE, ERROR = 100, 160
+#: Tasks on a page, and characters of an error and of a queue that are shown there.
+SIZE, ERROR, QUEUE = 100, 160, 40
 
 #: What may stand in the address of the list.
 _PARAMETERS = {"q", "cursor", "field", "value", "p", "o", "e", "all", "_popup", "_to_field", "_changelist_filters"}
@@ -221,7 +221,7 @@ def _row(task: Any, message: str, site: str) -> Row:
         function=link,
         error=f"{short}: {message}" if message else short,
         error_title=f"{error}: {message}" if message else error,
-        queue=name(task.queue),
+        queue=name(task.queue, QUEUE),
         priority=task.priority,
         attempts=f"{counted(task)}/{task.max_attempts}",
         when=_when(task),

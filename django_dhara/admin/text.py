@@ -23,6 +23,9 @@ SIGNS = {
     State.CANCELED: "⊘",
 }
 
+#: Characters of a name in a list.
+NAME_LENGTH = 60
+
 visible, visible_lines, span = words.visible, words.visible_lines, words.span
 
 
@@ -82,11 +85,33 @@ def tag(kind: str, sign: str, label: str) -> SafeString:
     )
 
 
-def name(text: object) -> SafeString:
-    """A name that somebody else chose; `bdi` keeps a right-to-left one from turning its neighbours around."""
+def name(text: object, length: int | None = None) -> SafeString:
+    """A name that somebody else chose; `bdi` keeps a right-to-left one from turning its neighbours around.
+
+    Args:
+        length: characters that are shown; the title of a longer one has all of it.
+    """
+    whole = visible(text)
+    shown = whole if length is None else words.clipped(whole, length)
     # A long path may be broken after its dots and underscores, but not before the comma that follows it.
-    parts = format_html_join(_BREAK, "{}", ((part,) for part in _PART.findall(visible(text))))
-    return format_html('<bdi class="dhara-name">{}</bdi>', parts)
+    parts = format_html_join(_BREAK, "{}", ((part,) for part in _PART.findall(shown)))
+    if shown == whole:
+        return format_html('<bdi class="dhara-name">{}</bdi>', parts)
+    return format_html('<bdi class="dhara-name" title="{}">{}</bdi>', whole, parts)
+
+
+def worker_name(worker: Any, address: str = "") -> SafeString:
+    """The name of a worker, linked to its page, and its host and pid beside a name that does not say them already."""
+    shown = name(worker.name, NAME_LENGTH)
+    shown = format_html('<a href="{}">{}</a>', address, shown) if address else shown
+    if worker.host in worker.name and str(worker.pid) in worker.name:
+        return shown
+    return format_html('{} <span class="dhara-quiet">{}</span>', shown, process(worker))
+
+
+def process(worker: Any) -> SafeString:
+    """host:pid of a worker."""
+    return format_html("<bdi>{}:{}</bdi>", visible(worker.host), worker.pid)
 
 
 _BREAK = mark_safe("<wbr>")

@@ -1,4 +1,4 @@
-"""Tokens of the HTTP API: the list, a new one, which is shown once, and an action that revokes."""
+"""Tokens of the HTTP API: the list, a new one, which is shown once, and an action that revokes, once it was asked."""
 
 from __future__ import annotations
 
@@ -124,13 +124,21 @@ class TokenAdmin(ReadOnlyAdmin):
         return _captioned(_("used"), moment(token.used_at, token.now) if token.used_at else _("never"))
 
     @admin.action(description=gettext_lazy("Revoke"), permissions=["revoke"])
-    def revoke(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        """From its next request on a token is good for nothing."""
+    def revoke(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+        """From its next request on a token is good for nothing. It cannot be undone, so this asks first."""
+        if "confirmed" not in request.POST:
+            return self._question(request, list(queryset))
         revoked = [token for token in queryset if tokens.revoke(token.pk)]
         LogEntry.objects.log_actions(int(request.user.pk or 0), revoked, CHANGE, "Revoked.")
         count = len(revoked)
         told = ngettext("%s token revoked.", "%s tokens revoked.", count) % count
         self.message_user(request, told, messages.SUCCESS if count else messages.WARNING)
+        return None
+
+    def _question(self, request: HttpRequest, rows: list[Any]) -> HttpResponse:
+        title = ngettext("Revoke %s token?", "Revoke %s tokens?", len(rows)) % len(rows)
+        shown = [(self.standing_(row), self.name_(row), self.used_(row)) for row in rows]
+        return self._answer(request, "confirm", title, tokens=shown, ids=[row.pk for row in rows])
 
     def add_view(self, request: HttpRequest, form_url: str = "", extra_context: Any = None) -> HttpResponse:
         """The form; and, as the answer to it, the token: this page is the only place where it is ever seen."""

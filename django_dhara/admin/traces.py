@@ -123,6 +123,6 @@ def _piece(group: list[_Frame | str], *, alone: bool) -> Piece:
     if kind != "foreign":
         return Piece(kind, text)
     packages = list(dict.fromkeys(part.package for part in group if isinstance(part, _Frame) and part.package))
-    named = ", ".join(packages[:NAMED]) + (", …" if len(packages) > NAMED else "")
+    named = ", ".join(packages[:NAMED]) + (" …" if len(packages) > NAMED else "")
     told = ngettext("%(count)s frame of %(packages)s", "%(count)s frames of %(packages)s", len(group))
     return Piece(kind, text, told % {"count": len(group), "packages": named}, is_open=alone)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from typing import Any, ClassVar
 from uuid import UUID
 
 from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.core.exceptions import PermissionDenied
-from django.db.models import F, QuerySet
+from django.db.models import F, Q, QuerySet
+from django.db.models.functions import Now
 from django.forms.widgets import Script
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -25,12 +27,12 @@ from django_dhara.admin import audit, crew, databases, pulse
 from django_dhara.admin.charts import HATCH
 from django_dhara.admin.crew import NAMED, NAMED_ON_PAGE
 from django_dhara.admin.lists import MOST, BoundedChangeList, DatabaseFilter, Filter
-from django_dhara.admin.profile import badge, facts, memory, queues, settled, slots, standing
+from django_dhara.admin.profile import badge, facts, lifetime, memory, queues, settled, slots, standing
 from django_dhara.admin.readonly import ReadOnlyAdmin
-from django_dhara.admin.text import age, moment, name, visible
+from django_dhara.admin.text import age, moment, name, visible, worker_name
 from django_dhara.fleet import PRESENT, Status
 from django_dhara.models import Command, Worker
-from django_dhara.stats import Tally
+from django_dhara.stats import LOST_SECONDS, Tally
 
 
 class StatusFilter(Filter):
@@ -38,10 +40,24 @@ class StatusFilter(Filter):
 
     title = gettext_lazy("status")
     parameter_name = "status"
-    _CHOICES: ClassVar = {"lost": [Status.LOST], "stopped": [Status.STOPPED], "all": Status.values}
+    _CHOICES: ClassVar = {
+        None: Q(status__in=PRESENT),
+        "late": Q(status=Status.LATE),
+        # Those of which the overview speaks.
+        "lost_lately": Q(status=Status.LOST, heartbeat_at__gt=Now() - timedelta(seconds=LOST_SECONDS)),
+        "lost": Q(status=Status.LOST),
+        "stopped": Q(status=Status.STOPPED),
+        "all": Q(),
+    }
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
-        return [("lost", _("Lost")), ("stopped", _("Stopped")), ("all", _("All"))]
+        return [
+            ("late", _("Late")),
+            ("lost_lately", _("Lost in the last hour")),
+            ("lost", _("Lost")),
+            ("stopped", _("Stopped")),
+            ("all", _("All")),
+        ]
 
     def choices(self, changelist: Any) -> Any:
         present, *others = super().choices(changelist)
@@ -49,10 +65,9 @@ class StatusFilter(Filter):
         yield from others
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        statuses: Any = PRESENT if self.value() is None else self._CHOICES.get(str(self.value()))
-        if statuses is None:
+        if self.value() not in self._CHOICES:
             raise IncorrectLookupParameters("status")
-        return queryset.filter(status__in=statuses)
+        return queryset.filter(self._CHOICES[self.value()])
 
 
 class WorkerChangeList(BoundedChangeList):
@@ -73,7 +88,7 @@ class WorkerAdmin(ReadOnlyAdmin):
     names = (gettext_lazy("worker"), gettext_lazy("workers"))
     list_display = (
         "status_",
-        "host_",
+        "worker_",
         "queues_",
         "slots_",
         "runs_",
@@ -117,13 +132,10 @@ class WorkerAdmin(ReadOnlyAdmin):
             said = format_html(_("heard {} ago"), age(worker.heartbeat_at, worker.now))
         return format_html('{} <span class="dhara-quiet">{}</span>', badge(worker.status), said)
 
-    @admin.display(description=gettext_lazy("host"))
-    def host_(self, worker: Any) -> SafeString:
-        shown = f"{visible(worker.host)}:{worker.pid}"
-        address = self._reverse("change", worker.pk)
-        link = format_html('<a href="{}" title="{}"><bdi>{}</bdi></a>', address, visible(worker.name), shown)
-        since = format_html(_("{}, up {}"), visible(worker.version), age(worker.started_at, worker.now))
-        return format_html('{} <span class="dhara-quiet">{}</span>', link, since)
+    @admin.display(description=gettext_lazy("worker"))
+    def worker_(self, worker: Any) -> SafeString:
+        named = worker_name(worker, self._reverse("change", worker.pk))
+        return format_html('{} <span class="dhara-quiet">{}</span>', named, lifetime(worker))
 
     @admin.display(description=gettext_lazy("queues"))
     def queues_(self, worker: Any) -> SafeString | str:
@@ -190,14 +202,21 @@ class WorkerAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         return super().changelist_view(request, {"now": timezone.now(), **(extra_context or {})})
 
-    def _confirmation(self, request: HttpRequest, workers: list[Any]) -> HttpResponse:
+    def _confirmation(self, request: HttpRequest, workers: list[Any], **page: Any) -> HttpResponse:
+        """What asks before a drain.
+
+        Args:
+            page: of one worker, its address as `back`, and the way to it as `trail`.
+        """
         count = len(workers)
         context = {
             "title": ngettext("Drain %s worker?", "Drain %s workers?", count) % f"{count:,}",
-            "workers": [(badge(one.status), f"{visible(one.host)}:{one.pid}", queues(one)) for one in workers],
+            "workers": [(badge(one.status), worker_name(one), queues(one)) for one in workers],
             "ids": [worker.pk for worker in workers],
+            "action": request.get_full_path(),
             "back": request.get_full_path(),
             "trail": self.trail(),
+            **page,
         }
         return self._response(request, "confirm", context)
 
@@ -219,7 +238,7 @@ class WorkerAdmin(ReadOnlyAdmin):
         ]
 
     def button_view(self, request: HttpRequest, worker_id: UUID, verb: Command.Verb) -> HttpResponse:
-        """A button of the page: POST only, checked against CSRF by `admin_view`."""
+        """A button of the page: POST only, checked against CSRF by `admin_view`. A drain asks first."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         if not self.may(request, verb):
@@ -227,8 +246,11 @@ class WorkerAdmin(ReadOnlyAdmin):
         worker = self.get_object(request, str(worker_id))
         if worker is None:
             raise Http404
+        page = self._reverse("change", worker.pk)
+        if verb == Command.Verb.DRAIN and "confirmed" not in request.POST:
+            return self._confirmation(request, [worker], back=page, trail=self.trail((worker.name, page)))
         self._order(request, worker.database, verb, [worker.pk])
-        return HttpResponseRedirect(self._reverse("change", worker.pk))
+        return HttpResponseRedirect(page)
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """It stands on the page of the worker."""
@@ -262,8 +284,8 @@ class WorkerAdmin(ReadOnlyAdmin):
             Command.Verb.STACKS: is_present,
         }
         return {
-            "title": f"{visible(worker.host)}:{worker.pid}",
-            "original": f"{visible(worker.host)}:{worker.pid}",
+            "title": worker.name,
+            "original": worker.name,
             "change": True,
             "has_view_permission": True,
             "badge": badge(worker.status),

@@ -25,7 +25,7 @@ def somebody_works(case: BackendCase) -> Iterator[Finding]:
 
 LATE = Trouble(
     "dhara.D071", Severity.WARNING,
-    "A worker is silent",
+    "A worker is late or lost",
     "It has not said that it lives for longer than its lease, and has not taken its leave: it was killed, hangs, or is "
     "cut off. Its runs are given to others and count as lost.",
     "On {host}: journalctl -u 'dhara-worker@*' or kubectl logs --previous; killed by the kernel for its memory is the "

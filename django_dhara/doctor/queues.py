@@ -127,7 +127,8 @@ def suspects(case: BackendCase) -> Iterator[Finding]:
 DEAD_GROWING = Trouble(
     "dhara.D085", Severity.WARNING,
     "Many more tasks die than usual",
-    "Each is work that is not done and that nothing tries again.",
+    "Each death is a run that left its task DEAD: work that is not done and that nothing tries again. The statement "
+    "shows the tasks that are DEAD now; some may have been revived since.",
     "SELECT function, error_class, count(*) FROM dhara_task WHERE state = 'DEAD' AND backend = '{backend}' AND "
     "finished_at > now() - interval '1 hour' GROUP BY 1, 2 ORDER BY 3 DESC; mend the cause, then revive "
     "them in the admin.",
@@ -142,7 +143,7 @@ def dead_letters(case: BackendCase) -> Iterator[Finding]:
         WHERE backend = %(backend)s AND dead > 0 AND start > statement_timestamp() - interval '25 hours'""")
     usual = row.before / 24
     if row.now >= case.limits.dead_count and row.now > case.limits.dead_factor * usual:
-        what = f"{row.now} died in the last hour, and {usual:.3g} an hour in the day before"
+        what = f"{row.now} deaths in the last hour, {usual:.3g} an hour in the day before"
         yield DEAD_GROWING.seen(what, backend=case.alias, now=row.now)
 
 

@@ -87,6 +87,10 @@ def _error(value: language.Value) -> Q:
     return _named("error_class", value, plain=whether.get(value.text, Q(error_class__icontains=value.text)))
 
 
+def _fingerprint(value: language.Value) -> Q:
+    return _named("error_fingerprint", value, plain=Q(error_fingerprint__startswith=value.text))
+
+
 def _exactly(column: str, value: language.Value) -> Q:
     return _named(column, value, plain=Q((column, value.text)))
 
@@ -98,7 +102,7 @@ _CONDITIONS: Mapping[str, Callable[[language.Value], Q]] = {
     "is": lambda value: _KINDS[value.text],
     "function": _function,
     "error": _error,
-    "fingerprint": partial(_exactly, "error_fingerprint"),
+    "fingerprint": _fingerprint,
     "key": partial(_exactly, "idempotency_key"),
     "priority": lambda value: _within(F("priority"), value.text),
     "attempts": lambda value: _within(ATTEMPTS, value.text),

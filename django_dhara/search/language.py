@@ -176,6 +176,10 @@ def _check_choice(choices: tuple[str, ...]) -> Callable[[Value], Value]:
 def _check_number(value: Value) -> Value:
     if not _NUMBER.fullmatch(value.text):
         raise _Wrong(_("“%s” is no number: write 5, >=5, <5 or 1..5.") % value.text)
+    low, dots, high = value.text.partition("..")
+    if dots and int(low) > int(high):
+        message = _("No number is in “%(given)s”: write the smaller one first, %(instead)s.")
+        raise _Wrong(message % {"given": value.text, "instead": f"{high}..{low}"}, f"{high}..{low}")
     return Value(value.text)
 
 
@@ -237,7 +241,9 @@ FIELDS: Mapping[str, Field] = {
     "id": Field(_check_id, "id:018f", gettext_lazy("its first four digits or more")),
     "parent": Field(_check_whole_id, "parent:018f2c3a-…", gettext_lazy("the id of the task that enqueued it")),
     "backend": Field(_check_text, "backend:default", gettext_lazy("an alias in TASKS")),
-    "fingerprint": Field(_check_text, "fingerprint:9f3a", gettext_lazy("equal for errors of one class and place")),
+    "fingerprint": Field(
+        _check_text, "fingerprint:9f3a", gettext_lazy("equal for errors of one class and place; its beginning will do")
+    ),
     _ANY_PAYLOAD: Field(
         _check_text, "payload.order_id:42", gettext_lazy("an argument by its name or place, and further in by dots")
     ),

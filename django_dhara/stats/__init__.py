@@ -18,6 +18,7 @@ from django_dhara.stats.past import LIMIT_SECONDS, RANGES, By, History, Point, R
 from django_dhara.stats.present import (
     COUNT_LIMIT,
     DEPTH_LIMIT,
+    LOST_SECONDS,
     Died,
     Holder,
     Standing,
@@ -39,6 +40,7 @@ __all__ = [
     "COUNT_LIMIT",
     "DEPTH_LIMIT",
     "LIMIT_SECONDS",
+    "LOST_SECONDS",
     "RANGES",
     "By",
     "Counts",

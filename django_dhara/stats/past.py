@@ -18,7 +18,7 @@ from django_dhara import sql
 from django_dhara.sql import Execute
 from django_dhara.stats.histogram import percentile
 from django_dhara.stats.record import COUNTED
-from django_dhara.stats.rollup import ORIGIN
+from django_dhara.stats.rollup import ORIGIN, QUARTERS_STAY
 
 #: No statement that reads statistics runs longer than this.
 LIMIT_SECONDS = 0.9
@@ -56,7 +56,7 @@ class Tally:
     wait_seconds: float = 0.0
     run: Counter[int] = field(default_factory=Counter)
     wait: Counter[int] = field(default_factory=Counter)
-    #: The first aggregate in which a run failed.
+    #: From when on it is known that a run had failed: the beginning of its minute, or the end of its quarter or hour.
     failing_since: datetime | None = None
 
     @property
@@ -266,14 +266,16 @@ _FILTER = """(%(backend)s::text IS NULL OR backend = %(backend)s) AND (%(queue)s
       AND (%(function)s::text IS NULL OR function = %(function)s)"""
 _COLUMNS = f"backend, queue, function, run_seconds, wait_seconds, run_histogram, wait_histogram, {', '.join(COUNTED)}"
 _MINUTES = f"""
-    SELECT date_bin(%(step)s, minute, {ORIGIN}) AS point, worker_id, {_COLUMNS} FROM dhara_minute
+    SELECT date_bin(%(step)s, minute, {ORIGIN}) AS point, minute AS known, worker_id, {_COLUMNS} FROM dhara_minute
     WHERE minute >= %(since)s AND {_FILTER} AND (%(worker)s::uuid IS NULL OR worker_id = %(worker)s)"""
 _QUARTERS = f"""
-    SELECT date_bin(%(step)s, start, {ORIGIN}) AS point, NULL AS worker_id, {_COLUMNS} FROM dhara_quarter
+    SELECT date_bin(%(step)s, start, {ORIGIN}) AS point,
+           start + CASE WHEN start < statement_timestamp() - interval '{QUARTERS_STAY}' THEN interval '1 hour'
+                        ELSE interval '15 minutes' END AS known, NULL AS worker_id, {_COLUMNS} FROM dhara_quarter
     WHERE start >= %(since)s AND {_FILTER}"""
 
 _COUNTS = f"""/* dhara:stats_counts */
-SELECT {{columns}}, sum(run_seconds), sum(wait_seconds), min(point) FILTER (WHERE failed + lost > 0),
+SELECT {{columns}}, sum(run_seconds), sum(wait_seconds), min(known) FILTER (WHERE failed + lost > 0),
        {", ".join(f"sum({name})" for name in COUNTED)}
 FROM ({{source}}) AS part GROUP BY GROUPING SETS ({{sets}})
 """

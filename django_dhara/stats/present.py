@@ -191,7 +191,7 @@ _SEEN = (
 
 
 def workers(alias: str, backend: str | None) -> list[WorkerSeen]:
-    """The workers that live, and those that fell silent without a word, the lost ones for an hour.
+    """The workers that live, and those that are late or lost, the lost ones for an hour.
 
     Raises:
         TooSlow: it would take longer than `LIMIT_SECONDS`.

@@ -68,7 +68,7 @@ class Facts:
 def attention(facts: Facts) -> list[Item]:
     """What needs a person, in the order of harm."""
     found: list[Item] = []
-    for look in (_queues, _functions, _dead, _silent, _snapshots, _suspects, _retries):
+    for look in (_queues, _functions, _dead, _gone, _snapshots, _suspects, _retries):
         items = sorted(look(facts), key=lambda item: (_LEVELS.index(item.level), item.since or facts.now))
         found.extend(_few(items))
     return sorted(found, key=lambda item: _LEVELS.index(item.level))
@@ -118,7 +118,8 @@ def _queue(queue: Waiting, facts: Facts) -> Item | None:
     about = {"backend": queue.backend, "queue": queue.queue, "number": queue.ready}
     if queue.paused_at:
         if not queue.ready:
-            return None
+            told = _("Queue %(queue)s is paused; no task of it is due.") % names
+            return Item("paused", "notice", told, queue.paused_at, **about)  # type: ignore[arg-type]
         told = ngettext(
             "Queue %(queue)s is paused, and %(number)s task waits.",
             "Queue %(queue)s is paused, and %(number)s tasks wait.",
@@ -180,34 +181,48 @@ def _dead(facts: Facts) -> Iterator[Item]:
     if not facts.died:
         return
     number = sum(each.number for each in facts.died)
-    named = ", ".join(f"{isolated(each.function)} {each.number:,}" for each in facts.died[:3])
+    named = _listed([f"{isolated(each.function)} {each.number:,}" for each in facts.died])
     told = ngettext(
-        "%(number)s task died in %(range)s: %(named)s.", "%(number)s tasks died in %(range)s: %(named)s.", number
+        "%(number)s task that died in %(range)s is dead now: %(named)s.",
+        "%(number)s tasks that died in %(range)s are dead now: %(named)s.",
+        number,
     ) % {
         "number": capped(number, DEPTH_LIMIT),
         "range": in_words(facts.range),
-        "named": f"{named}, …" if len(facts.died) > 3 else named,
+        "named": named,
     }
     only = facts.died[0].function if len(facts.died) == 1 else ""
     yield Item("dead", "warning", told, min(each.first for each in facts.died), function=only, number=number)
 
 
-def _silent(facts: Facts) -> Iterator[Item]:
+def _gone(facts: Facts) -> Iterator[Item]:
     for kind, words in _GONE.items():
         gone = [worker for worker in facts.workers or () if worker.status == kind]
         if not gone:
             continue
         gone.sort(key=lambda worker: worker.heartbeat_at, reverse=True)
-        named = ", ".join(isolated(worker.name) for worker in gone[:3])
-        told = words(len(gone)) % {"number": len(gone), "named": f"{named}, …" if len(gone) > 3 else named}
+        named = _listed([_called(worker, facts) for worker in gone])
+        told = words(len(gone)) % {"number": len(gone), "named": named}
         yield Item(kind, "warning", told, min(worker.heartbeat_at for worker in gone), number=len(gone))
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first names of a list, and whether there are others."""
+    named = ", ".join(names[:3])
+    return _("%s and others") % named if len(names) > 3 else named
+
+
+def _called(worker: WorkerSeen, facts: Facts) -> str:
+    """The name of a worker, and its host and pid where others have the same one."""
+    namesakes = sum(other.name == worker.name for other in facts.workers or ())
+    return isolated(worker.name) if namesakes < 2 else f"{isolated(worker.name)} ({isolated(worker.host)}:{worker.pid})"
 
 
 #: What is said of workers that took no leave.
 _GONE: dict[Literal["late", "lost"], Callable[[int], str]] = {
     "late": lambda number: ngettext(
-        "%(number)s worker fell silent without a word: %(named)s.",
-        "%(number)s workers fell silent without a word: %(named)s.",
+        "%(number)s worker is late, silent for longer than its lease: %(named)s.",
+        "%(number)s workers are late, silent for longer than their lease: %(named)s.",
         number,
     ),
     "lost": lambda number: ngettext(

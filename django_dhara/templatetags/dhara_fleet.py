@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 register = template.Library()
 
-#: Paused queues that are named.
-NAMED = 5
+#: Paused queues that are named, and characters of their names.
+NAMED, LETTERS = 5, 60
 
 
 @register.inclusion_tag("admin/dhara/paused.html")
@@ -24,13 +24,23 @@ def paused_queues(request: HttpRequest, asked: Search) -> dict[str, Any]:
     """The paused queues whose waiting tasks a search may find, each with the address of its page."""
     # Django imports every library of tags, in projects without the admin, too.
     from django_dhara import fleet
-    from django_dhara.admin import databases
+    from django_dhara.admin import audit, databases
+    from django_dhara.admin.backlog import key
     from django_dhara.admin.text import name
+    from django_dhara.models import Queue
 
     waits = _may_be(asked, "state", State.PENDING.value)
     found = fleet.paused_queues(databases.chosen(request)) if waits else []
     shown = [one for one in found if _may_be(asked, "queue", one.queue)]
-    named = [(name(one.queue), _address(request, one), one.since) for one in shown[:NAMED]]
+    authors = audit.authors(Queue, [(key(one.backend, one.queue), one.since) for one in shown[:NAMED]]) if shown else {}
+    named = [
+        (
+            name(one.queue, LETTERS),
+            _address(request, one),
+            audit.pause(one.since, one.now, authors.get(key(one.backend, one.queue), "")),
+        )
+        for one in shown[:NAMED]
+    ]
     return {"queues": named, "more": shown[NAMED:]}
 
 

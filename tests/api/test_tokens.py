@@ -122,6 +122,11 @@ def test_the_admin_revokes():
     client = staff(*ALL)
     row, secret = tokens.create("ci", ["read"])
     data = {"action": "revoke", "_selected_action": [row.pk]}
+    asked = client.post(LIST, data).content.decode()
+    assert "Revoke 1 token?" in asked
+    assert "That cannot be undone" in asked
+    assert tokens.find(tokens.Secret(secret)) == row
+    data["confirmed"] = "yes"
     assert "1 token revoked." in client.post(LIST, data, follow=True).content.decode()
     assert "0 tokens revoked." in client.post(LIST, data, follow=True).content.decode()
     assert tokens.find(tokens.Secret(secret)) is None
@@ -133,6 +138,6 @@ def test_who_may_look_may_not_make_or_revoke():
     row, secret = tokens.create("ci", ["read"])
     assert client.get(LIST).status_code == 200
     assert client.get(ADD).status_code == client.post(ADD, FORM).status_code == 403
-    client.post(LIST, {"action": "revoke", "_selected_action": [row.pk]})
+    client.post(LIST, {"action": "revoke", "_selected_action": [row.pk], "confirmed": "yes"})
     assert tokens.find(tokens.Secret(secret)) == row
     assert Token.objects.count() == 1

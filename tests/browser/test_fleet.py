@@ -78,9 +78,11 @@ def test_a_page_that_is_out_of_date_pauses_nothing_twice(browse, fleet):
 def test_an_operator_drains_one_worker_and_looks_at_its_threads(browse, fleet, picture):
     with browse() as page:
         page.goto(WORKERS)
-        page.click("#result_list a >> text=box7:4001")
+        page.click("#result_list a >> text=box7-41")
         page.wait_for_selector("text=7 threads do the same")
         page.get_by_role("button", name="Drain").click()
+        page.wait_for_selector("h1 >> text=Drain 1 worker?")
+        page.get_by_role("button", name="Yes, drain").click()
         assert page.locator(".messagelist").inner_text() == "1 worker asked to drain."
         assert page.get_by_role("button", name="Drain").is_disabled()
         page.get_by_role("button", name="Show stacks").click()

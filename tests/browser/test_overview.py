@@ -44,6 +44,18 @@ def test_the_docs_have_their_picture_of_the_overview(browse, afternoon, picture)
         picture(page, "overview", whole=False)
 
 
+def test_a_number_stays_within_its_tile(browse, transactional_db, picture):
+    for minutes in range(0, 60, 20):
+        a_minute(minutes, completed=25)
+    with browse({"width": 1300, "height": 800}) as page:
+        page.goto(f"{OVERVIEW}?range=7d")
+        picture(page, "overview-tiles", whole=False)
+        wide = (
+            "[...document.querySelectorAll('.dhara-cards > div')].filter((tile) => tile.scrollWidth > tile.clientWidth)"
+        )
+        assert page.evaluate(f"{wide}.map((tile) => tile.innerText)") == []
+
+
 def test_a_quiet_queue_and_an_empty_one_look_right_too(browse, transactional_db, picture, accessible):
     with browse() as page:
         page.goto(OVERVIEW)
@@ -109,14 +121,14 @@ def test_a_pause_lasts_until_it_is_ended(browse, afternoon):
     with browse() as page:
         quickly(page)
         asked = []
-        page.click("button >> text=Pause")
-        page.wait_for_selector(".dhara-said >> text=Paused")
+        page.click("button >> text=Stop refreshing")
+        page.wait_for_selector(".dhara-said >> text=Not refreshing")
         page.on("request", lambda request: asked.append(request.url))
         page.wait_for_timeout(1200)
         assert asked == []
         page.reload()
-        page.wait_for_selector(".dhara-said >> text=Paused")
-        page.click("button >> text=Resume")
+        page.wait_for_selector(".dhara-said >> text=Not refreshing")
+        page.click("button >> text=Refresh again")
         with page.expect_request("**/admin/dhara/"):
             pass
         page.wait_for_selector(".dhara-said >> text=Live")

@@ -64,7 +64,7 @@ def test_every_page_of_tokens_fits_its_window(browse, known, picture, accessible
         accessible(page)
 
 
-def test_a_token_is_made_shown_once_and_revoked_by_the_keyboard_alone(browse, transactional_db, accessible):
+def test_a_token_is_made_shown_once_and_revoked_by_the_keyboard_alone(browse, transactional_db, picture, accessible):
     with browse() as page:
         page.goto(LIST)
         page.focus("a.addlink >> text=Add token")
@@ -79,7 +79,7 @@ def test_a_token_is_made_shown_once_and_revoked_by_the_keyboard_alone(browse, tr
         page.keyboard.press("Enter")
         page.wait_for_selector("text=Copy it now")
         secret = page.inner_text("#dhara-secret")
-        row = tokens.find(secret)
+        row = tokens.find(tokens.Secret(secret))
         assert (row.name, row.scopes, row.queues) == ("shop front", ["enqueue"], ["default", "email"])
         page.focus("text=I have it")
         page.keyboard.press("Enter")
@@ -91,10 +91,15 @@ def test_a_token_is_made_shown_once_and_revoked_by_the_keyboard_alone(browse, tr
         page.keyboard.type("Revoke")
         page.focus("button[name=index]")
         page.keyboard.press("Enter")
+        page.wait_for_selector("h1 >> text=Revoke 1 token?")
+        picture(page, "token-revoke")
+        accessible(page)
+        page.focus("button.dhara-danger")
+        page.keyboard.press("Enter")
         page.wait_for_selector(".messagelist >> text=1 token revoked.")
         page.wait_for_selector("#result_list >> text=Revoked")
         accessible(page)
-    assert tokens.find(secret) is None
+    assert tokens.find(tokens.Secret(secret)) is None
     assert LogEntry.objects.count() == 2
 
 

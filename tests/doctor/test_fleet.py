@@ -141,7 +141,7 @@ def test_dead_letters_grow(patient):
     moved = """INSERT INTO dhara_quarter (start, backend, queue, function, dead, run_histogram, wait_histogram)
         SELECT minute, backend, queue, function, dead, '{}', '{}' FROM dhara_minute WHERE dead = 24"""
     patient.does(moved, "DELETE FROM dhara_minute WHERE dead = 24")  # as a worker rolls it up
-    assert patient.has("dhara.D085").what == "12 died in the last hour, and 1 an hour in the day before"
+    assert patient.has("dhara.D085").what == "12 deaths in the last hour, 1 an hour in the day before"
     patient.does(MINUTE.format(3, 0, 2400))
     assert patient.is_well()
 
