@@ -511,7 +511,7 @@ def test_a_long_queue_is_cut_and_its_title_has_all_of_it(db):
     put(State.PENDING, queue="q" * 255)
     for page in (LIST, "/admin/dhara/queue/"):
         body = client.get(page).content.decode()
-        assert re.search(rf'<bdi class="dhara-name" title="{"q" * 255}">q{{40,60}}…</bdi>', body), page
+        assert re.search(rf'<bdi class="dhara-name" title="{"q" * 255}">q{{32,60}}…</bdi>', body), page
 
 
 @pytest.mark.fast

@@ -27,7 +27,7 @@ from django_dhara.models import Attempt
 from django_dhara.states import FINAL, State
 
 #: Tasks on a page, and characters of an error and of a queue that are shown there.
-SIZE, ERROR, QUEUE = 100, 160, 40
+SIZE, ERROR, QUEUE = 100, 160, 32
 
 #: What may stand in the address of the list.
 _PARAMETERS = {"q", "cursor", "field", "value", "p", "o", "e", "all", "_popup", "_to_field", "_changelist_filters"}

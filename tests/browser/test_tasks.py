@@ -233,6 +233,19 @@ def test_the_list_fits_its_window(browse, shop, picture, accessible, size, schem
         accessible(page)
 
 
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_a_long_queue_pushes_no_column_out(browse, shop, picture, size):
+    a_task(queue="q" * 255)
+    with browse(size) as page:
+        for name, address, height in (("tasks", LIST, 120), ("queues", "/admin/dhara/queue/", 230)):
+            page.goto(address)
+            picture(page, f"{name}-long-queue-{'wide' if size is WIDE else 'narrow'}")
+            row = page.locator(".results tbody tr", has_text="qqqq").bounding_box()
+            frame = page.locator(".results").bounding_box()
+            assert row["x"] + row["width"] <= frame["x"] + frame["width"] + 1, name
+            assert row["height"] <= height, name
+
+
 def test_the_docs_have_their_pictures_of_tasks(browse, shop, picture):
     """`SCREENSHOTS=docs/images python -m pytest tests/browser -m browser -k docs_have` makes those of docs/how-to."""
     with browse() as page:
