@@ -14,8 +14,8 @@ INSERT = """
 """
 #: What became of all tasks.
 ENDED = "SELECT DISTINCT state, failures + lost + interrupted FROM dhara_task"
-#: The settles of one statement have one time.
-MOST_AT_ONCE = "SELECT max(n) FROM (SELECT count(*) AS n FROM dhara_task GROUP BY finished_at) AS batch"
+#: The settles of one statement are of one transaction.
+MOST_AT_ONCE = "SELECT max(n) FROM (SELECT count(*) AS n FROM dhara_task GROUP BY xmin::text) AS batch"
 
 END_A_SETTLE = """
     SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
