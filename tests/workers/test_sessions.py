@@ -40,7 +40,9 @@ def test_sessions_do_not_pile_up(crew, database, age, tasks):  # J01
     assert most - before <= 20
     if age == 0:
         until(lambda: database.value(OTHERS) <= before)
-    assert len(database.sessions("dhara %")) == 2
+    clerks = len(database.sessions("dhara settle%"))  # under load there is one
+    assert clerks <= 1
+    assert len(database.sessions("dhara %")) == 2 + clerks
 
 
 def test_a_session_is_kept_between_runs_as_conn_max_age_says(crew, database):  # J01
