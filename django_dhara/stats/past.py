@@ -70,8 +70,9 @@ class Tally:
 
     @property
     def runs(self) -> int:
-        """Runs that ended, however they did; one that was handed back is none."""
-        return self.completed + self.failed + self.counts["snoozed"] + self.counts["interrupted"]
+        """Runs that ended, however they did; one that was handed back is none, unless its task was to be canceled."""
+        others = sum(self.counts[what] for what in ("canceled", "snoozed", "interrupted"))
+        return self.completed + self.failed + others
 
     @property
     def failure_share(self) -> float:

@@ -55,7 +55,8 @@ def events_of(run: Run, ending: Ending, state: State, backend: str) -> Iterator[
     elif state is State.CANCELED:
         what = "canceled"  # whatever the function made of it: it did as it was told
     if what:
-        yield Event(backend, claim.queue, claim.function, what, ending.seconds, claim.waited)
+        waited = None if ending.outcome.verb == "hand back" else claim.waited
+        yield Event(backend, claim.queue, claim.function, what, ending.seconds, waited)
     if state is State.DEAD:
         yield Event(backend, claim.queue, claim.function, "dead")
 

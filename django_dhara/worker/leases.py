@@ -54,8 +54,6 @@ class Leases:
         if now < self.due_at:
             return
         self.due_at = now + self._options.renew_seconds / 2
-        if self.is_late:
-            lifecycle.beat(execute, self._worker)  # the reapers wait
         due = self._hand.to_renew(now + self._options.lease_seconds * 2 / 3)
         if due or self.is_late or now >= self._beat_at:
             self._renew(execute, due)
@@ -67,6 +65,8 @@ class Leases:
     def _renew(self, execute: Execute, runs: Iterable[Run]) -> None:
         """By one statement, if the server is fast enough; the first to run out come first."""
         try:
+            if self.is_late:
+                lifecycle.beat(execute, self._worker)  # the reapers wait
             self._portion.each(
                 sorted(runs, key=lambda run: run.lease_ends), lambda part: self._renew_part(execute, part)
             )
