@@ -16,6 +16,7 @@ from benchmarks.workloads.workload import US, Metric, Outcome, Scale, Workload
 #: and `{worker}` end an address.
 PAGES = {
     "overview": "/admin/dhara/",
+    "overview, 24 hours": "/admin/dhara/?range=24h",
     "overview, 7 days": "/admin/dhara/?range=7d",
     "tasks": "/admin/dhara/task/",
     "tasks, dead": "/admin/dhara/task/?state=DEAD",
@@ -80,7 +81,7 @@ _ATTEMPTS = """
     SELECT id, 1, 1, worker_id, started_at, 'FAILED', error_class, 'it broke', repeat('a line of it' || chr(10), 40)
     FROM dhara_task WHERE state = 'DEAD'
 """
-#: What workers leave of a week, from the newest: minutes of each, quarters, hours.
+#: What workers leave of a week, from the newest: minutes of each, quarters, two hours.
 _HISTORY = (
     _MINUTES.format(
         table="minute",
@@ -93,7 +94,7 @@ _HISTORY = (
     ),
     _FOLDED,
     _MINUTES.format(**_EACH, start=_BIN.format("15 min", "mins => 15 * n"), first=5, last=101),
-    _MINUTES.format(**_EACH, start=_BIN.format("1 h", "hours => n"), first=26, last=840),
+    _MINUTES.format(**_EACH, start=_BIN.format("2 h", "hours => 2 * n"), first=13, last=420),
     _WORKERS,
     _ATTEMPTS,
     "VACUUM ANALYZE",
@@ -107,13 +108,23 @@ class W11(Workload):
         "Milliseconds at the server for each page of the admin, median of 20 requests, beside 4.9 million finished, "
         "50,000 dead and 50,000 pending tasks and a week of statistics of 10 workers and 30 functions."
     )
-    prediction = "The overview 90 ms, of 7 days 190 ms; lists and pages 40 ms: each reads a bounded number of rows."
-    predicted: ClassVar[dict[str, float]] = {"overview": 90, "overview, 7 days": 190, "tasks": 40}
+    prediction = (
+        "The overview 90 ms, of 24 hours 135 ms, of 7 days 160 ms; "
+        "lists and pages 40 ms: each reads a bounded number of rows."
+    )
+    predicted: ClassVar[dict[str, float]] = {
+        "overview": 90,
+        "overview, 24 hours": 135,
+        "overview, 7 days": 160,
+        "tasks": 40,
+    }
     metrics = (*(Metric(name, f"{name}, ms") for name in PAGES), Metric("query", "longest query, ms", worst=True))
     primary = "overview"
     targets = (
-        Target(US, "overview", 200, 100, at_most=True, says="overview, ms"),
-        *(Target(US, name, 300, 100, at_most=True, says=f"{name}, ms") for name in PAGES if name != "overview"),
+        *(
+            Target(US, name, 200 if "overview" in name else 300, 100, at_most=True, says=f"{name}, ms")
+            for name in PAGES
+        ),
         Target(US, "query", 1000, 200, at_most=True, says="longest query, ms"),
     )
 

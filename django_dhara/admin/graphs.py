@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -77,6 +78,7 @@ def _times_chart(key: str, title: str, note: str, past: History, time: Any) -> C
     scale = TimeScale(value for values in lines.values() for value in values)
     last = {kind: next((v for v in reversed(values) if v is not None), None) for kind, values in lines.items()}
     summary = _("%(title)s at last: median %(p50)s, 95 percent within %(p95)s, 99 percent within %(p99)s.")
+    told = zip(past.points, *lines.values(), strict=True)
     return Chart(
         name=key,
         title=title,
@@ -85,17 +87,17 @@ def _times_chart(key: str, title: str, note: str, past: History, time: Any) -> C
         width=len(past.points) * charts.STEP,
         marks=scale.marks(),
         drawn=format_html_join("", "{}", ((charts.line(kind, lines[kind], scale.place),) for kind in reversed(lines))),
-        columns=charts.columns(_told_times(point, past, time) for point in past.points),
+        columns=charts.columns(_told_times(_when(point, past), times) for point, *times in told),
         ends=charts.apart(Mark(scale.place(v), f"{kind} {short_time(v)}", kind) for kind, v in last.items() if v),
         times=_times(past),
     )
 
 
-def _told_times(point: Point, past: History, time: Any) -> str:
-    if time(point.tally, 0.5) is None:
-        return _("%s · no runs") % _when(point, past)
-    told = [f"{kind} {short_time(time(point.tally, share))}" for kind, share in PERCENTILES]
-    return f"{_when(point, past)} · {' · '.join(told)}"
+def _told_times(when: str, times: Sequence[float | None]) -> str:
+    if times[0] is None:
+        return _("%s · no runs") % when
+    told = [f"{kind} {short_time(time)}" for (kind, _share), time in zip(PERCENTILES, times, strict=True)]
+    return f"{when} · {' · '.join(told)}"
 
 
 def _clock(when: datetime, past: History) -> str:

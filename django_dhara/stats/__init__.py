@@ -1,7 +1,7 @@
 """Counts and times for people: what workers write, and cheap questions about the queue. Nothing else depends on them.
 
 record.py       what a worker adds up and writes, by minute
-rollup.py       minutes become quarters of an hour, quarters become hours
+rollup.py       minutes become quarters of an hour, quarters become two hours each
 histogram.py    times in buckets, and percentiles of them
 past.py         what happened in a range of time
 present.py      what waits, runs and lives now

@@ -1,13 +1,13 @@
 """What happened in the last minutes, hours or days: read from the aggregates that workers wrote, added up by SQL.
 
-Ranges of up to an hour are read by the minute, and longer ones by the quarter and by the hour (see `rollup`), so the
+Ranges of up to an hour are read by the minute, and longer ones by the quarter and by two hours (see `rollup`), so the
 number of rows that is read does not grow with the number of tasks.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -18,7 +18,7 @@ from django_dhara import sql
 from django_dhara.sql import Execute
 from django_dhara.stats.histogram import percentile
 from django_dhara.stats.record import COUNTED
-from django_dhara.stats.rollup import ORIGIN, QUARTERS_STAY
+from django_dhara.stats.rollup import HOURS, ORIGIN, QUARTERS_STAY
 
 #: No statement that reads statistics runs longer than this.
 LIMIT_SECONDS = 0.9
@@ -40,7 +40,7 @@ RANGES = {
         Range("5m", 300, 60),
         Range("1h", _HOUR, 60),
         Range("24h", 24 * _HOUR, 900),
-        Range("7d", 7 * 24 * _HOUR, _HOUR),
+        Range("7d", 7 * 24 * _HOUR, 2 * _HOUR),
     )
 }
 
@@ -56,7 +56,7 @@ class Tally:
     wait_seconds: float = 0.0
     run: Counter[int] = field(default_factory=Counter)
     wait: Counter[int] = field(default_factory=Counter)
-    #: From when on it is known that a run had failed: the beginning of its minute, or the end of its quarter or hour.
+    #: From when on it is known that a run had failed: the beginning of its minute, the end of its quarter or two hours.
     failing_since: datetime | None = None
 
     @property
@@ -271,26 +271,25 @@ _MINUTES = f"""
     WHERE minute >= %(since)s AND {_FILTER} AND (%(worker)s::uuid IS NULL OR worker_id = %(worker)s)"""
 _QUARTERS = f"""
     SELECT date_bin(%(step)s, start, {ORIGIN}) AS point,
-           start + CASE WHEN start < statement_timestamp() - interval '{QUARTERS_STAY}' THEN interval '1 hour'
+           start + CASE WHEN start < statement_timestamp() - interval '{QUARTERS_STAY}' THEN interval '{HOURS}'
                         ELSE interval '15 minutes' END AS known, NULL AS worker_id, {_COLUMNS} FROM dhara_quarter
     WHERE start >= %(since)s AND {_FILTER}"""
 
 _COUNTS = f"""/* dhara:stats_counts */
-SELECT {{columns}}, sum(run_seconds), sum(wait_seconds), min(known) FILTER (WHERE failed + lost > 0),
+SELECT {{grouping}}, {{columns}}, sum(run_seconds), sum(wait_seconds), min(known) FILTER (WHERE failed + lost > 0),
        {", ".join(f"sum({name})" for name in COUNTED)}
 FROM ({{source}}) AS part GROUP BY GROUPING SETS ({{sets}})
 """
 
+# Bucket and kind are one number: each column less is a tenth of the time.
 _HISTOGRAMS = """/* dhara:stats_histograms */
-SELECT {columns}, is_wait, key, sum(n) FROM (
-    SELECT {columns}, is_wait, key::int AS key, value::int AS n
+SELECT {grouping}, {columns}, code, sum(n) FROM (
+    SELECT {columns}, key::int * 2 + is_wait AS code, value::int AS n
     FROM ({source}) AS part
-    CROSS JOIN LATERAL (VALUES (false, run_histogram), (true, wait_histogram)) AS kind(is_wait, histogram)
+    CROSS JOIN LATERAL (VALUES (0, run_histogram), (1, wait_histogram)) AS kind(is_wait, histogram)
     CROSS JOIN LATERAL jsonb_each_text(histogram) WHERE histogram <> '{{}}') AS bucket
 GROUP BY GROUPING SETS ({sets})
 """
-
-_COLUMN_ORDER = ("point", "queue", "function", "worker_id")
 
 
 def _grouped(
@@ -298,31 +297,39 @@ def _grouped(
 ) -> dict[tuple[str, ...], dict[tuple[Any, ...], Tally]]:
     """Tallies for each grouping set, by the values of its columns."""
     found: dict[tuple[str, ...], dict[tuple[Any, ...], Tally]] = {each: defaultdict(Tally) for each in sets}
-    for names, values, (run, wait, since, *counts) in _rows(execute, window, _COUNTS, sets, ""):
+    for names, values, (run, wait, since, *counts) in _rows(execute, window, _COUNTS, sets):
         tally = found[names][values]
         tally.run_seconds, tally.wait_seconds, tally.failing_since = run, wait, since
         tally.counts.update(dict(zip(COUNTED, counts, strict=True)))
     # Those of a minute are gathered in the row of one worker, and so say nothing of workers.
     timed = tuple(each for each in sets if "worker_id" not in each)
     if timed:
-        for names, values, (is_wait, key, count) in _rows(execute, window, _HISTOGRAMS, timed, ", is_wait, key"):
-            tally = found[names][values]
+        for names, values, (code, count) in _rows(execute, window, _HISTOGRAMS, timed, "code"):
+            tally, (key, is_wait) = found[names][values], divmod(code, 2)
             (tally.wait if is_wait else tally.run)[key] = int(count)
     return found
 
 
 def _rows(
-    execute: Execute, window: _Window, statement: str, sets: tuple[tuple[str, ...], ...], more: str
-) -> Iterator[tuple[tuple[str, ...], tuple[Any, ...], list[Any]]]:
-    """The rows of a statement: their grouping set, the values of its columns, and what was added up."""
-    columns = [name for name in _COLUMN_ORDER if any(name in each for each in sets)]
+    execute: Execute, window: _Window, statement: str, sets: tuple[tuple[str, ...], ...], *more: str
+) -> Iterator[tuple[tuple[str, ...], tuple[Any, ...], Sequence[Any]]]:
+    """The rows of a statement: their grouping set, the values of its columns, and what was added up.
+
+    Args:
+        more: further columns that every set is grouped by.
+    """
+    columns = [*dict.fromkeys(name for each in sets for name in each)]
     text = statement.format(
+        # A bit for each column that is not in the set of the row, the last one the lowest.
+        grouping=f"grouping({', '.join(columns)})",
         columns=", ".join(columns),
         source=window.source,
-        sets=", ".join(f"({', '.join(each)}{more})" for each in sets),
+        sets=", ".join(f"({', '.join([*each, *more])})" for each in sets),
     )
+    by_bits = {
+        int("".join("01"[name not in each] for name in columns), 2): (each, [1 + columns.index(name) for name in each])
+        for each in sets
+    }
     for row in execute(text, window.parameters):
-        values, summed = dict(zip(columns, row, strict=False)), list(row[len(columns) :])
-        # No column is ever NULL but that of a worker in a quarter, which has a set of its own.
-        names = next((each for each in sets if any(values[name] is not None for name in each)), ("worker_id",))
-        yield names, tuple(values[name] for name in names), summed
+        names, places = by_bits[row[0]]
+        yield names, tuple([row[place] for place in places]), row[1 + len(columns) :]

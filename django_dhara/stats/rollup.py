@@ -1,4 +1,4 @@
-"""Old minutes become quarters of an hour, and old quarters whole hours, so that a week is read in milliseconds.
+"""Old minutes become quarters of an hour, and old quarters two hours, so that a week is read in milliseconds.
 
 Each step is one statement that deletes rows and adds what they held to others. Either all of it happens or nothing, so
 nothing is lost or counted twice, however many workers do it at once and wherever one of them is killed.
@@ -10,8 +10,10 @@ from django_dhara.sql import Execute
 from django_dhara.stats.record import COUNTED, added, merged
 
 #: Minutes stay for the longest range that is shown by the minute, an hour, and a quarter more; quarters for a day and
-#: an hour; then they are whole hours, which stay this long.
+#: an hour; then they are two hours each, which stay this long.
 MINUTES_STAY, QUARTERS_STAY, HOURS_STAY = "75 minutes", "25 hours", "35 days"
+#: The step of the longest range: a chart of a week has 84 of them.
+HOURS = "2 hours"
 #: A worker writes into the minute that it is, so one that ended so long ago does not change any more.
 MINUTE_IS_OVER = "2 minutes"
 #: Rows that one statement takes away.
@@ -84,9 +86,9 @@ _MINUTES = _move("dhara_minute", "minute", "15 minutes", f"minute < {_before('15
 _QUARTERS = _move(
     "dhara_quarter",
     "start",
-    "1 hour",
-    # The first quarter of an hour is where the hour is kept, and stays.
-    f"start < {_before('1 hour', QUARTERS_STAY)} AND start <> date_bin('1 hour', start, {ORIGIN})",
+    HOURS,
+    # The first quarter of two hours is where they are kept, and stays.
+    f"start < {_before(HOURS, QUARTERS_STAY)} AND start <> date_bin('{HOURS}', start, {ORIGIN})",
 )
 _PRUNE = f"""/* dhara:prune_quarters */
 WITH gone AS (
