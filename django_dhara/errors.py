@@ -135,7 +135,7 @@ class ChildDied(Recorded):
 
 
 class TaskTimeout(Recorded, TimeoutError):
-    """The run outlived its timeout."""
+    """The run outlived its timeout. Its traceback is the stack of the function at that moment, where that is known."""
 
 
 class TaskInterrupted(Recorded):

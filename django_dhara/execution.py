@@ -11,10 +11,10 @@ import logging
 import os
 from asyncio import CancelledError
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
-from types import CoroutineType
+from types import CoroutineType, TracebackType
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -113,6 +113,8 @@ class Run:
     stopping: bool = False
     #: The function does not exist here.
     unknown: bool = False
+    #: What its function was seen to do in another process, shortly before its timeout.
+    seen: str = ""
 
     @property
     def key(self) -> tuple[UUID, int]:
@@ -338,10 +340,18 @@ def judge(run: Run, error: BaseException) -> Outcome:
     return Discarded(told) if delay is None else Failed(told, delay)
 
 
-def time_out(run: Run) -> Outcome:
-    """The outcome of an overdue run; it asks the function's own backoff, so it is not for the control loop."""
-    error = run.exception = TaskTimeout(f"no end after {run.timeout:g} s")
+def time_out(run: Run, place: TracebackType | None = None) -> Outcome:
+    """The outcome of an overdue run; it asks the function's own backoff and reads source files, so it is not for the
+    control loop.
+
+    Args:
+        place: where the function was.
+    """
+    error = run.exception = TaskTimeout(f"no end after {run.timeout:g} s").with_traceback(place)
     told = describe(run, error)
+    if run.seen:
+        seen = payload.clean_text(payload.TRACEBACK + run.seen, max_bytes=run.options.max_traceback_bytes * 3 // 4)
+        told = replace(told, traceback=seen + told.traceback)
     delay = _delay(run, error, told)
     return Discarded(told) if delay is None else TimedOut(told, delay)
 

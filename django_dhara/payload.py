@@ -41,6 +41,8 @@ EXCEPTIONS_SHOWN = 20
 NOTES_SHOWN = 10
 OUTER_FRAMES_SHOWN = 15
 INNER_FRAMES_SHOWN = 35
+#: What comes before the frames.
+TRACEBACK = "Traceback (most recent call last):\n"
 
 #: Characters of a class path; longer ones are made by programs, not by people.
 MAX_CLASS_PATH = 255
@@ -366,7 +368,7 @@ def _before(exc: BaseException, budget: _Budget) -> str:
 def _stack(exc: BaseException, budget: _Budget) -> str:
     if exc.__traceback__ is None:
         return ""
-    return "Traceback (most recent call last):\n" + "".join(_frames(exc.__traceback__))
+    return TRACEBACK + "".join(_frames(exc.__traceback__))
 
 
 def _frames(stack: TracebackType) -> list[str]:

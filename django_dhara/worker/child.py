@@ -71,7 +71,7 @@ def _die_with_parent() -> None:
 
 
 def _stack_of_function() -> str:
-    return stacks.of_thread(threading.main_thread().ident)
+    return stacks.text(stacks.of_thread(threading.main_thread().ident))
 
 
 class Child:
@@ -207,8 +207,7 @@ class Child:
         elif kind == "answer":
             self._answers.put((words[0], words[1]))
         elif kind == "stack":
-            with suppress(RuntimeError):  # no thread to be had: then there is no answer
-                stacks.ask(partial(self._send, "stack", words[0]), _stack_of_function)
+            stacks.ask(partial(self._send, "stack", words[0]), _stack_of_function)
         else:
             self._known = tuple(words)
             if self._current is not None:

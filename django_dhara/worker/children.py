@@ -25,6 +25,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from queue import Empty
 from time import monotonic, sleep
+from types import TracebackType
 from typing import Any
 
 from django.conf import settings
@@ -39,6 +40,8 @@ from django_dhara.worker.executors import Crew, Done, Fail, start_thread
 
 #: How often a waiting thread looks whether its run is still wanted, and its child still lives.
 TICK_SECONDS, IDLE_TICK_SECONDS = 0.1, 1.0
+#: So long before its timeout a function is looked at.
+LOOK_SECONDS = 0.3
 #: For the end of a process that has closed its pipe.
 LEFTOVER_SECONDS = 5.0
 #: A child that is not ready after so many seconds never will be.
@@ -133,6 +136,10 @@ class Children(Crew):
             super().show_stack(run, tell)
         elif not any(child.ask(run, tell) for child in list(self._children)):
             tell(stacks.ENDED)
+
+    def place(self, run: Run) -> TracebackType | None:
+        """Only while its function is being imported; what it did then its child has told before, see `_look`."""
+        return super().place(run) if run in self._importing else None
 
     def close(self) -> None:
         """Let idle children end, and end the others."""
@@ -242,6 +249,7 @@ class _Child:
         self._questions = 0
         self._told = (False, False, False)
         self._kill_at = float("inf")
+        self._has_looked = False
 
     @property
     def pid(self) -> int:
@@ -275,7 +283,7 @@ class _Child:
         with self._guard:
             self._run = run
         self.tasks += 1
-        self._told, self._kill_at = (False, False, False), float("inf")
+        self._told, self._kill_at, self._has_looked = (False, False, False), float("inf"), False
         begun = False
         try:
             self._connection.send(("run", run.claim, run.worker, run.alias, run.options))
@@ -315,9 +323,16 @@ class _Child:
                 self._kill_at = monotonic() + run.options.cancel_seconds
             self._told = told
             self._connection.send(("told", *told))
+        self._look(run)
         self._ask_for_stacks()
         if run.abandoned or monotonic() > self._kill_at:
             self.kill(run)
+
+    def _look(self, run: Run) -> None:
+        """Shortly before its time is over: when it is, the child is killed, and cannot say any more where it hung."""
+        if not self._has_looked and (run.seconds or 0.0) > run.timeout - LOOK_SECONDS:
+            self._has_looked = True
+            self._curious.append(partial(_remember, run))
 
     def _pass_on(self, run: Run, kind: str, *words: Any) -> None:
         if kind == "progress":
@@ -390,6 +405,10 @@ class _Child:
         if self.lives:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _remember(run: Run, answer: dict[str, str]) -> None:
+    run.seen = answer.get("stack", "")
 
 
 def how_it_ended(code: int) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
+from types import TracebackType
 from typing import Any
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
@@ -54,6 +55,9 @@ def start_thread(name: str, serve: Callable[[], None], fail: Fail) -> threading.
 class Waiting:
     """Runs that wait here until there is room for them."""
 
+    #: What functions run on, for people.
+    ground = "thread"
+
     def __init__(self) -> None:
         self._waiting: deque[Run] = deque()
 
@@ -71,11 +75,32 @@ class Waiting:
         except IndexError:
             return None
 
+    def show_stack(self, run: Run, tell: stacks.Tell) -> None:
+        """Tell what the function of this run does now, from another thread and maybe later."""
+        stacks.ask(tell, lambda: self._told(run))
+
+    def place(self, run: Run) -> TracebackType | None:
+        """Where the function of this run is now, if it runs."""
+        found = stacks.as_traceback(self._stack(run))
+        return None if _is_over(run) else found
+
+    def _told(self, run: Run) -> dict[str, str]:
+        stack = stacks.text(self._stack(run))
+        return stacks.ENDED if _is_over(run) or not stack else {"where": self.ground, "stack": stack}
+
+    def _stack(self, run: Run) -> stacks.Frames:
+        return stacks.of_thread(run.thread)
+
     def _next(self) -> Run | None:
         try:
             return self._waiting.popleft()
         except IndexError:
             return None
+
+
+def _is_over(run: Run) -> bool:
+    """Asked after its thread was looked at, which may be another run's by then."""
+    return run.outcome is not None
 
 
 class Crew(Waiting):
@@ -116,10 +141,6 @@ class Crew(Waiting):
 
     def stop(self, run: Run) -> None:
         """This run is given up because the worker stops; end the function if that is possible."""
-
-    def show_stack(self, run: Run, tell: stacks.Tell) -> None:
-        """Tell what the function of this run does now, from another thread and maybe later."""
-        stacks.ask(tell, lambda: _told(run, "thread", stacks.of_thread(run.thread)))
 
     def close(self) -> None:
         """Let the idle ones end; busy ones end after their run."""
@@ -211,13 +232,6 @@ class Threads(Crew):
             return self._tickets.get()
 
 
-def _told(run: Run, where: str, stack: str) -> dict[str, str]:
-    """A stack that was looked at, unless the run had ended by then: the thread may be another run's."""
-    if run.outcome is not None or not stack:
-        return stacks.ENDED
-    return {"where": where, "stack": stack}
-
-
 def _call_here(run: Run) -> Outcome:
     hygiene.fresh_numbers()
     hygiene.before_run()
@@ -254,6 +268,8 @@ class EventLoop(Waiting):
         fail: called when the thread has died.
     """
 
+    ground = "event loop"
+
     def __init__(self, size: int, done: Done, fail: Fail) -> None:
         super().__init__()
         self._size, self._done, self._fail = size, done, fail
@@ -273,14 +289,11 @@ class EventLoop(Waiting):
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._cancel, run)
 
-    def show_stack(self, run: Run, tell: stacks.Tell) -> None:
-        """As for `Crew`: where the coroutine waits, or what it does while it keeps the loop from turning."""
-        stacks.ask(tell, lambda: _told(run, "event loop", self._stack(run)))
-
-    def _stack(self, run: Run) -> str:
+    def _stack(self, run: Run) -> stacks.Frames:
+        """Where the coroutine waits, or what it does while it keeps the loop from turning."""
         task = self._tasks.get(run)
         if task is None or self._loop is None:
-            return ""
+            return []
         if task is asyncio.current_task(self._loop):
             return stacks.of_thread(self._thread)
         return stacks.of_coroutine(task.get_coro())

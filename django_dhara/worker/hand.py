@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from time import monotonic
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
@@ -333,6 +335,7 @@ class Hand:
 
     def _time_out(self, run: Run) -> None:
         run.abandoned = True
+        place = (self._loop if run.is_async else self._plain).place(run)
         if run.is_async:
             self._loop.stop(run)
             self._abandoned.add(run)
@@ -341,12 +344,12 @@ class Hand:
         if run.lost:
             self._close_run(run)
         elif isinstance(run.task, Task) and run.task.backoff is not None:
-            self._herald.submit(lambda: self._judge_overdue(run))  # the function's own backoff is user code
+            self._herald.submit(partial(self._judge_overdue, run, place))  # the function's own backoff is user code
         else:
-            self._conclude(run, execution.time_out(run))
+            stacks.beside(partial(self._judge_overdue, run, place))
 
-    def _judge_overdue(self, run: Run) -> None:
-        self._outbox.append((run, execution.time_out(run), True))
+    def _judge_overdue(self, run: Run, place: TracebackType | None) -> None:
+        self._outbox.append((run, execution.time_out(run, place), True))
         self._ring()
 
     def _check_herald(self) -> None:
