@@ -288,21 +288,24 @@ def resume(queue: str, *, backend: str = "default") -> bool:
     is_changed = set_paused(queue, paused=False, backend=backend, database=ours.settings.database) is not None
     if not is_changed:
         _check_name(ours, queue)
-    _forget_unknown(ours, queue)
+    forget_unknown(queue, backend=backend)
     return is_changed
 
 
 #: Somebody may pause it again meanwhile.
 _FORGET = """/* dhara:forget_queue */
-DELETE FROM dhara_queue WHERE backend = %(backend)s AND name = %(queue)s AND paused_at IS NULL
+DELETE FROM dhara_queue WHERE backend = %(backend)s AND name = %(queue)s AND paused_at IS NULL RETURNING 1
 """
 
 
-def _forget_unknown(backend: DharaBackend, queue: str) -> None:
+def forget_unknown(queue: str, *, backend: str) -> bool:
+    """Forget a queue that nothing else knows, unless it is paused. Was it known until now?"""
     from django_dhara import fleet, sql
 
-    if not fleet.is_known(backend, queue):
-        sql.on(backend.settings.database)(_FORGET, {"backend": backend.alias, "queue": queue})
+    ours = _ours(backend)
+    if fleet.is_known(ours, queue):
+        return False
+    return bool(sql.on(ours.settings.database)(_FORGET, {"backend": backend, "queue": queue}))
 
 
 def _check_name(backend: DharaBackend, queue: str) -> None:

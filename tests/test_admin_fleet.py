@@ -9,6 +9,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.db import connection, connections
+from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
@@ -197,6 +198,22 @@ def test_a_second_click_changes_nothing_and_leaves_no_entry(client):
     for expected in ("Queue mail is resumed.", "Queue mail was not paused."):
         assert messages(client.post(queue_page("mail", verb="resume"), follow=True)) == [expected]
     assert LogEntry.objects.count() == 2
+
+
+def test_a_queue_that_nothing_else_knows_is_forgotten_when_it_is_resumed(client):
+    operations.pause("mial")
+    response = client.post(queue_page("mial", verb="resume"), follow=True)
+    assert response.redirect_chain[-1][0].partition("?")[0] == LIST
+    assert messages(response) == ["Queue mial is resumed, and on no list any more: nothing else knows it."]
+    assert not Queue.objects.exists()
+    assert LogEntry.objects.get().change_message == "Resumed."
+
+
+def test_a_queue_of_a_backend_that_tasks_does_not_know_stays(client):
+    Queue.objects.create(backend="gone", name="mail", paused_at=Now())
+    response = client.post(queue_page("mail", backend="gone", verb="resume"), follow=True)
+    assert messages(response) == ["Queue mail is resumed."]
+    assert Queue.objects.get().paused_at is None
 
 
 def test_a_pause_from_elsewhere_has_no_author(client):

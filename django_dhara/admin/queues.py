@@ -123,9 +123,10 @@ class QueueAdmin(ReadOnlyAdmin):
         if row is None:
             raise Http404
         is_new = set_paused(request.user, read.database, row, paused=paused)
-        told = _told(paused=paused, is_new=is_new) % visible(row.queue)
+        is_gone = not paused and bool(backlog.database_of(row.backend)) and _forgotten(row)
+        told = _told(paused=paused, is_new=is_new, is_gone=is_gone) % visible(row.queue)
         self.message_user(request, told, messages.SUCCESS if is_new else messages.WARNING)
-        if "list" in request.POST:
+        if "list" in request.POST or is_gone:
             return HttpResponseRedirect(
                 f"{self._reverse('changelist')}?{urlencode({databases.PARAMETER: read.database})}"
             )
@@ -205,7 +206,14 @@ def set_paused(user: Any, database: str, row: QueueRow, *, paused: bool) -> bool
     return when is not None
 
 
-def _told(*, paused: bool, is_new: bool) -> str:
+def _forgotten(row: QueueRow) -> bool:
+    """As the command and the API do it, so that a misspelt queue does not stay on the list for ever."""
+    return operations.forget_unknown(row.queue, backend=row.backend)
+
+
+def _told(*, paused: bool, is_new: bool, is_gone: bool) -> str:
+    if is_gone:
+        return _("Queue %s is resumed, and on no list any more: nothing else knows it.")
     if is_new:
         return _("Queue %s is paused: workers claim nothing more of it.") if paused else _("Queue %s is resumed.")
     return _("Queue %s was paused already.") if paused else _("Queue %s was not paused.")
