@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Callable
-from contextlib import nullcontext
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NoReturn
 
 from django.core.exceptions import ImproperlyConfigured
@@ -21,6 +23,8 @@ from django_dhara.compat import task_backends
 from django_dhara.management import outage
 from django_dhara.payload import check_text, plain
 
+#: The exit code where nobody reads the output to its end: what a shell says of a program that SIGPIPE has ended.
+UNREAD = 128 + signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 1
 #: What is wrong is said in so many characters.
 MOST_CHARACTERS = 800
 
@@ -33,12 +37,26 @@ class Command(BaseCommand):
 
     def execute(self, *args: Any, **given: Any) -> str | None:
         try:
-            with outage.in_one_line() if self.tells_outages else nullcontext():
+            with _maybe_unread(), outage.in_one_line() if self.tells_outages else nullcontext():
                 return super().execute(*args, **given)
         except SystemCheckError:
             raise
         except CommandError as error:
             raise CommandError(one_line(str(error)), returncode=error.returncode) from error
+
+
+@contextmanager
+def _maybe_unread() -> Iterator[None]:
+    """Whoever reads what is printed may leave early, as `head` does; there is nobody to tell that."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        sys.exit(UNREAD)
 
 
 def one_line_errors(parser: CommandParser) -> None:

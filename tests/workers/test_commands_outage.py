@@ -61,3 +61,13 @@ def test_a_database_that_is_of_no_use_is_one_line_with_what_to_do(crew, request,
         [line] = command.log.splitlines()
         assert len(line) <= LONGEST_LINE
         assert "LINE " not in line  # the statement is ours, and of no use to who reads this
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["dhara_stats", "dhara_doctor", "dhara_health", "dhara_pause mail"])
+def test_who_reads_the_output_may_leave_early(crew, database, words, unbuffered):
+    """As in `manage.py dhara_stats | head -1`."""
+    piped = ("bash", "-c", 'set -o pipefail; "$@" | true', "piped")
+    command = crew.run(*words.split(), prefix=piped, PYTHONUNBUFFERED=unbuffered)
+    assert command.ends(60) == 141
+    assert "BrokenPipe" not in command.log
