@@ -10,6 +10,7 @@ from example_project.settings import *  # noqa: F403
 from example_project.settings import DATABASES, INSTALLED_APPS, TASKS
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.app"]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"  # the default only since Django 6.0
 DEBUG = False
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 DATABASES["default"]["CONN_MAX_AGE"] = 0

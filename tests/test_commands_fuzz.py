@@ -164,7 +164,7 @@ def scene(commits, monkeypatch, settings, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a folder").mkdir()
     (tmp_path / "a file").write_text("of somebody")
-    settings.SILENCED_SYSTEM_CHECKS = ["dhara.W006", "dhara.W012", "models.W042"]  # of the tests
+    settings.SILENCED_SYSTEM_CHECKS = ["dhara.W006", "dhara.W012"]  # of the tests
     a_task(State.DEAD)
     a_task()
     pause("paused")
