@@ -83,6 +83,8 @@ class TaskActionsAdmin(ReadOnlyAdmin):
         return HttpResponseRedirect(request.get_full_path())
 
     def _everything(self, request: HttpRequest, verb: Verb) -> HttpResponse:
+        if not bulkchanges.are_on(self.admin_site.name):
+            raise BadRequest("This site has no bulk changes.")
         alias = databases.chosen(request)
         try:
             asked = search.parse(sidebar.asked_by(request.GET))

@@ -23,7 +23,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_dhara import bulk, search
-from django_dhara.admin import databases
+from django_dhara.admin import databases, links
 from django_dhara.admin import operations as wishes
 from django_dhara.admin.lists import DatabaseFilter
 from django_dhara.admin.operations import VERBS, Verb, Wish
@@ -43,6 +43,11 @@ _BY_CHANGE = {verb.change: verb for verb in VERBS.values()}
 def may(request: HttpRequest, verb: Verb) -> bool:
     """Has this user the right to do `verb`?"""
     return bool(request.user.has_perm(f"dhara.{verb.permission}"))
+
+
+def are_on(site: str) -> bool:
+    """Has this admin site the page of a bulk change? Without one nobody would make it go on."""
+    return bool(links.to(site, "bulkchange_changelist"))
 
 
 def told(found: search.Found) -> str:

@@ -149,7 +149,7 @@ class DeadLettersAdmin(ReadOnlyAdmin):
     def _actions(self, request: HttpRequest, key: dead.Key, alias: str) -> dict[str, Any]:
         """What this user can do to the whole group."""
         asked = meant(key)
-        if asked is None:
+        if asked is None or not bulkchanges.are_on(self.admin_site.name):
             return {}
         in_list = {"q": str(asked), databases.PARAMETER: alias}
         return {
@@ -169,8 +169,8 @@ class DeadLettersAdmin(ReadOnlyAdmin):
         if not (self.has_view_permission(request) and _may(request, DELETE)):
             raise PermissionDenied
         asked, reason = meant(_key(request.GET)), _text(request.POST, "reason").strip()[:REASON]
-        if asked is None:
-            raise BadRequest("No search means this group.")
+        if asked is None or not bulkchanges.are_on(self.admin_site.name):
+            raise BadRequest("No search means this group, or this site has no bulk changes.")
         if not reason:
             self.message_user(request, _("Say why: nothing was discarded."), messages.WARNING)
             parameters = {**_parameters(request.GET), **_database(request)}

@@ -76,7 +76,8 @@ class TaskPageAdmin(ReadOnlyAdmin):
         if row is None:
             raise Http404
         row.database = task.database
-        context = {**page.glance(scene.glance(task.database, row)), **self.live_context(request, row)}
+        seen = scene.glance(task.database, row, self.admin_site.name)
+        context = {**page.glance(seen), **self.live_context(request, row)}
         return self._fragment(request, "live", row, context)
 
     def stack_view(self, request: HttpRequest, task_id: UUID) -> HttpResponse:

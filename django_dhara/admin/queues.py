@@ -15,7 +15,7 @@ from django.db import transaction
 from django.forms.widgets import Script
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django.urls import path
 from django.utils.functional import cached_property
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -23,7 +23,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_dhara import operations, stats
-from django_dhara.admin import audit, backlog, databases, pulse
+from django_dhara.admin import audit, backlog, databases, links, pulse
 from django_dhara.admin.backlog import RECENT, Backlog, QueueRow
 from django_dhara.admin.charts import HATCH
 from django_dhara.admin.readonly import ReadOnlyAdmin
@@ -193,7 +193,7 @@ class QueueAdmin(ReadOnlyAdmin):
         return self._address_of("queue", view, *arguments)
 
     def _address_of(self, model: str, view: str, *arguments: Any) -> str:
-        return reverse(f"admin:dhara_{model}_{view}", args=arguments, current_app=self.admin_site.name)
+        return links.to(self.admin_site.name, f"{model}_{view}", *arguments)
 
 
 def set_paused(user: Any, database: str, row: QueueRow, *, paused: bool) -> bool:
@@ -283,7 +283,7 @@ class Shown:
         """The workers that serve it: name and slots."""
         return [
             (
-                worker_name(worker, reverse("admin:dhara_worker_change", args=[worker.id], current_app=self._site)),
+                worker_name(worker, links.to(self._site, "worker_change", worker.id)),
                 f"{worker.busy}/{worker.concurrency}",
             )
             for worker in self.row.servers[:SERVERS]

@@ -67,6 +67,8 @@ class Scene:
     """A task and what surrounds it."""
 
     task: Task
+    #: The name of the admin site that shows it; links stay there.
+    site: str
     #: The database's time, to which all others are compared.
     now: datetime
     #: Newest last; `more_attempts` older ones are left out.
@@ -95,13 +97,14 @@ def with_documents(queryset: TaskQuerySet) -> Any:
     )
 
 
-def read(alias: str, task: Any) -> Scene:
+def read(alias: str, task: Any, site: str) -> Scene:
     """Everything about `task`, a row of `with_documents()`."""
     attempts = list(_attempts(alias, task.id))
     waits = task.state == State.PENDING
     paused_at = _paused_at(alias, task) if waits else None
     return Scene(
         task=task,
+        site=site,
         now=task.now,
         attempts=attempts[:ATTEMPTS][::-1],
         more_attempts=attempts[0].number_of_all - ATTEMPTS if len(attempts) > ATTEMPTS else 0,
@@ -119,10 +122,11 @@ def read(alias: str, task: Any) -> Scene:
     )
 
 
-def glance(alias: str, task: Any) -> Scene:
+def glance(alias: str, task: Any, site: str) -> Scene:
     """What is said of a running task again and again, by two queries."""
     return Scene(
         task=task,
+        site=site,
         now=task.now,
         attempts=(),
         more_attempts=0,

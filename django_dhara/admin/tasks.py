@@ -76,7 +76,7 @@ class TaskAdmin(TaskPageAdmin, DeadLettersAdmin, TaskListAdmin):
             "has_view_permission": True,
             "buttons": [*self._buttons(request, full)],
             "history": self._reverse("history", task.pk),
-            **page.context(scene.read(task.database, full)),
+            **page.context(scene.read(task.database, full, self.admin_site.name)),
             **self.live_context(request, full),
             **(extra_context or {}),
         }

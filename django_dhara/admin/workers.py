@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 from django.forms.widgets import Script
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django.urls import path
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -23,7 +23,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_dhara import fleet
-from django_dhara.admin import audit, crew, databases, pulse
+from django_dhara.admin import audit, crew, databases, links, pulse
 from django_dhara.admin.charts import HATCH
 from django_dhara.admin.crew import NAMED, NAMED_ON_PAGE
 from django_dhara.admin.lists import MOST, BoundedChangeList, DatabaseFilter, Filter
@@ -149,25 +149,25 @@ class WorkerAdmin(ReadOnlyAdmin):
     def runs_(self, worker: Any) -> SafeString | str:
         if not worker.running:
             return "–"
-        more = worker.running[0].number > NAMED
-        last = format_html('<li><a href="{}">{}</a></li>', self._all_of(worker), _("all")) if more else ""
+        address = self._all_of(worker) if worker.running[0].number > NAMED else ""
+        last = format_html('<li><a href="{}">{}</a></li>', address, _("all")) if address else ""
         return format_html('<ul class="dhara-plain">{}{}</ul>', self._items(worker, is_short=True), last)
 
     def _items(self, worker: Any, *, is_short: bool = False) -> SafeString:
-        rows = (
-            (
-                self._reverse("change", task.pk, model="task"),
-                visible(task.function),
-                name(task.function.rpartition(".")[2] if is_short else task.function),
-                moment(task.attempted_at, worker.now),
-            )
-            for task in worker.running
-        )
-        line = '<li><a href="{}" title="{}">{}</a> <span class="dhara-quiet">{}</span></li>'
-        return format_html_join("", line, rows)
+        rows = ((self._task(task, is_short=is_short), moment(task.attempted_at, worker.now)) for task in worker.running)
+        return format_html_join("", '<li>{} <span class="dhara-quiet">{}</span></li>', rows)
+
+    def _task(self, task: Any, *, is_short: bool) -> SafeString:
+        """The function of a task, with a link where this site has pages of tasks."""
+        shown = name(task.function.rpartition(".")[2] if is_short else task.function)
+        address = self._reverse("change", task.pk, model="task")
+        if not address:
+            return shown
+        return format_html('<a href="{}" title="{}">{}</a>', address, visible(task.function), shown)
 
     def _all_of(self, worker: Any) -> str:
-        return f"{self._reverse('changelist', model='task')}?state=RUNNING&worker={worker.pk}"
+        address = self._reverse("changelist", model="task")
+        return f"{address}?state=RUNNING&worker={worker.pk}" if address else ""
 
     @admin.display(description=gettext_lazy("5 min"))
     def settled_(self, worker: Any) -> SafeString | str:
@@ -321,7 +321,7 @@ class WorkerAdmin(ReadOnlyAdmin):
         return TemplateResponse(request, f"admin/dhara/worker/{template}.html", whole)
 
     def _reverse(self, view: str, *arguments: Any, model: str = "worker") -> str:
-        return reverse(f"admin:dhara_{model}_{view}", args=arguments, current_app=self.admin_site.name)
+        return links.to(self.admin_site.name, f"{model}_{view}", *arguments)
 
 
 #: Of `models.Worker.Meta.permissions`.
