@@ -31,6 +31,7 @@ from django_dhara.admin.readonly import ReadOnlyAdmin
 from django_dhara.admin.text import exact, moment, name, tag, visible
 from django_dhara.lifecycle import Tally
 from django_dhara.models import BulkChange
+from django_dhara.sql import utc
 
 #: Seconds that a count may take.
 PATIENCE = 2.0
@@ -301,7 +302,7 @@ _ALTERED = {
 def after(change: Any) -> search.Search | None:
     """The search that finds the tasks of a change as it left them, if they have something that can be searched for."""
     try:
-        asked = search.parse(change.search)
+        asked = search.parse(change.search, is_kept=True)
     except search.SearchError:
         return None
     if change.verb not in _ALTERED:
@@ -310,7 +311,7 @@ def after(change: Any) -> search.Search | None:
         asked = asked.replaced(field)
     if change.verb == "cancel":
         asked = asked.replaced("state", search.Value("canceled"))
-        return asked.replaced("finished_after", search.Value(change.created_at.isoformat(), exact=True))
+        return asked.replaced("finished_after", search.Value(utc(change.created_at).isoformat(), exact=True))
     [argument] = _ALTERED[change.verb]
     value = str(change.arguments.get(argument, ""))
     return asked.replaced(argument, search.Value(value) if argument == "priority" else search.Value.of(value))

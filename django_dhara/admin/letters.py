@@ -13,7 +13,6 @@ from django.core.exceptions import BadRequest, PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
-from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -22,6 +21,7 @@ from django_dhara.admin import bulkchanges, databases, dead
 from django_dhara.admin.operations import DELETE, RETRY, Verb, Wish
 from django_dhara.admin.readonly import ReadOnlyAdmin
 from django_dhara.admin.text import NAME_LENGTH, first_line, moment, name, visible, visible_lines
+from django_dhara.sql import utc
 
 #: Characters of a reason.
 REASON = 300
@@ -277,16 +277,13 @@ def _database(request: HttpRequest) -> dict[str, str]:
 
 
 def _after(task: Any) -> dict[str, str]:
-    return {"before": task.finished_at.isoformat(), "id": str(task.pk)}
+    return {"before": utc(task.finished_at).isoformat(), "id": str(task.pk)}
 
 
 def _before(given: Mapping[str, str]) -> tuple[datetime, UUID] | None:
     if "before" not in given:
         return None
     try:
-        when, id_ = parse_datetime(given["before"]), UUID(given.get("id", ""))
+        return search.readable(given["before"]), UUID(given.get("id", ""))
     except ValueError as error:
         raise BadRequest("Not a place in the list.") from error
-    if when is None or when.tzinfo is None:
-        raise BadRequest("Not a place in the list.")
-    return when, id_
