@@ -9,7 +9,7 @@ from html import unescape
 from uuid import UUID, uuid4
 
 import pytest
-from django.contrib.admin.models import LogEntry
+from django.contrib.admin.models import LogEntry, LogEntryManager
 from django.contrib.auth.models import Permission, User
 from django.db import connection, connections
 from django.db.models.functions import Now
@@ -342,6 +342,21 @@ def test_each_changed_task_gets_a_log_entry_with_who_and_what(client):
 
 
 @pytest.mark.fast
+def test_the_key_of_a_user_may_be_of_any_type(db, monkeypatch):
+    client, logged = a_client(superuser=True), []
+    dead, running = a_task(State.DEAD, error_class="x.E", error_fingerprint="f00"), a_task(State.RUNNING)
+    token, _ = tokens.create("ci", ["read"])
+    monkeypatch.setattr(User, "pk", property(lambda user: f"user-{user.id}"))
+    monkeypatch.setattr(LogEntryManager, "log_actions", lambda self, user_id, *more, **named: logged.append(user_id))
+    group = f"{LIST}dead/group/discard/?backend=default&function={dead.function}&error=x.E&place=f00"
+    assert client.post(group, {"reason": "old"}).status_code == 302
+    assert client.post(f"{LIST}{running.id}/stack/").status_code == 302
+    revoke = {"action": "revoke", "_selected_action": token.id, "confirmed": "yes"}
+    assert client.post("/admin/dhara/token/", revoke).status_code == 302
+    assert logged == [f"user-{client.user.id}"] * 3
+    assert BulkChange.objects.get().user_id == f"user-{client.user.id}"
+
+
 def test_a_bulk_action_asks_first_and_changes_nothing_before_the_answer(client):
     tasks = [a_task(), a_task(State.DEAD)]
     data = {"action": "cancel", "index": "0", "_selected_action": [str(task.pk) for task in tasks]}

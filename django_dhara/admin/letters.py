@@ -175,7 +175,7 @@ class DeadLettersAdmin(ReadOnlyAdmin):
             self.message_user(request, _("Say why: nothing was discarded."), messages.WARNING)
             parameters = {**_parameters(request.GET), **_database(request)}
             return HttpResponseRedirect(self._address("dead_group", parameters))
-        wish = Wish(DELETE, int(request.user.pk or 0), reason=reason)
+        wish = Wish(DELETE, request.user.pk, reason=reason)
         change = bulkchanges.begin(request, databases.chosen(request), wish, asked)
         address = reverse("admin:dhara_bulkchange_change", args=[change.pk], current_app=self.admin_site.name)
         return HttpResponseRedirect(address)

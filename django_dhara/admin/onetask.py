@@ -92,7 +92,8 @@ class TaskPageAdmin(ReadOnlyAdmin):
         if command is None:
             self.message_user(request, _("It does not run any more."))
             return HttpResponseRedirect(address)
-        LogEntry.objects.log_actions(int(request.user.pk or 0), [task], CHANGE, "Asked for its stack.")
+        user: Any = request.user
+        LogEntry.objects.log_actions(user.pk, [task], CHANGE, "Asked for its stack.")
         return HttpResponseRedirect(f"{address}?{STACK}={command}#dhara-stack")
 
     def answer_view(self, request: HttpRequest, task_id: UUID, command: int) -> HttpResponse:
