@@ -478,6 +478,13 @@ def test_a_selection_of_what_is_no_id_is_a_bad_request(client, ids):
     assert client.post(LIST, {"action": "cancel", "_selected_action": ids, "confirmed": "1"}).status_code == 400
 
 
+@pytest.mark.parametrize(("model", "verb"), [("worker", "drain"), ("token", "revoke")])
+@pytest.mark.parametrize("id_", ["", "x", "a\x00b", "-", "1" * 5000, "\u202e"])
+def test_so_is_one_of_workers_or_tokens(db, model, verb, id_):
+    posted = {"action": verb, "_selected_action": [id_], "confirmed": "1"}
+    assert a_client(superuser=True).post(f"/admin/dhara/{model}/", posted).status_code == 400
+
+
 def test_a_button_is_shown_only_where_it_would_change_something(db):
     client = a_client(superuser=True)
     moves = ["snooze", "change_priority", "change_queue"]

@@ -7,7 +7,8 @@ from urllib.parse import urlencode
 
 import django
 from django.contrib import admin, messages
-from django.core.exceptions import ValidationError
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.core.exceptions import BadRequest, ValidationError
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
@@ -87,6 +88,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         if request.method == "POST":
+            self._check_selection(request)
             return super().changelist_view(request, extra_context)
         try:
             with databases.time_limit(databases.chosen(request), PATIENCE):
@@ -97,3 +99,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         message = _("That took more than %g seconds and was stopped. Choose a state, or search by id.") % PATIENCE
         self.message_user(request, message, messages.ERROR)
         return HttpResponseRedirect(request.path)
+
+    def _check_selection(self, request: HttpRequest) -> None:
+        """Django would answer what is no key with an error of its own."""
+        try:
+            for key in request.POST.getlist(ACTION_CHECKBOX_NAME):
+                self.opts.pk.to_python(key)
+        except ValidationError as error:
+            raise BadRequest("Not an id.") from error
