@@ -10,13 +10,12 @@ from uuid import UUID
 
 from django.conf import settings
 from django.contrib.admin.models import LogEntry
-from django.contrib.contenttypes.models import ContentType
 from django.db.models import Func, IntegerField, TextField
 from django.db.models.functions import Cast, Left, Length, Now, Right
 from django.utils.translation import gettext_lazy
 
 from django_dhara import fleet, redaction
-from django_dhara.admin import audit, trees
+from django_dhara.admin import audit, databases, trees
 from django_dhara.admin.backlog import key
 from django_dhara.admin.text import pretty
 from django_dhara.models import Attempt, Queue, Task, TaskQuerySet, Worker
@@ -75,7 +74,8 @@ class Scene:
     attempts: Sequence[Attempt]
     more_attempts: int
     workers: Mapping[UUID, Worker]
-    entries: Sequence[LogEntry]
+    #: None: they could not be read in time.
+    entries: Sequence[LogEntry] | None
     children: Sequence[tuple[UUID, str, str]]
     parent: Task | None
     paused_at: datetime | None
@@ -207,11 +207,12 @@ def _workers(alias: str, task: Task, attempts: Iterable[Attempt]) -> Mapping[UUI
     return Worker.objects.using(alias).in_bulk(ids)
 
 
-def _entries(id_: UUID) -> Sequence[LogEntry]:
-    """What people did to it, newest last."""
-    content_type = ContentType.objects.get_for_model(Task)
-    entries = LogEntry.objects.filter(content_type=content_type, object_id=str(id_)).select_related("user")
-    return list(entries.order_by("-action_time")[:ENTRIES])[::-1]
+def _entries(id_: UUID) -> Sequence[LogEntry] | None:
+    """What people did to it, newest last; None if that could not be read in time."""
+    try:
+        return audit.entries(Task, str(id_), ENTRIES)[::-1]
+    except databases.TooSlow:
+        return None
 
 
 def _children(alias: str, task: Task) -> Sequence[tuple[UUID, str, str]]:

@@ -176,7 +176,7 @@ def _present_run(scene: Scene) -> Iterator[Event]:
 
 def _operated(scene: Scene) -> Iterator[Event]:
     """What people did. An admin's clock is not the database's: such a line may be a little out of place."""
-    for entry in scene.entries:
+    for entry in scene.entries or ():
         detail = format_html(_("by {}"), name(entry.user.get_username()))
         yield _event(scene, entry.action_time, "person", visible(entry.get_change_message()), detail)
     if scene.task.cancel_requested_at:
