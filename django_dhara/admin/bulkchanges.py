@@ -20,7 +20,7 @@ from django.urls import path, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, override
 
 from django_dhara import bulk, search
 from django_dhara.admin import databases, links
@@ -74,13 +74,15 @@ def begin(request: HttpRequest, alias: str, wish: Wish, asked: search.Search) ->
         user_id=wish.user_id,
         user_name=user.get_username(),
     )
-    _log(wish.user_id, change, ADDITION, f"Began: {wish.verb.label}, all that match. {wish.reason}".strip())
+    _log(wish.user_id, change, ADDITION, lambda: f"Began: {wish.verb.label}, all that match. {wish.reason}")
     return change
 
 
-def _log(user_id: Any, change: BulkChange, flag: int, message: str) -> None:
+def _log(user_id: Any, change: BulkChange, flag: int, message: Callable[[], str]) -> None:
+    """The log is English, whoever looks on."""
     change.search = visible(change.search)[:150]
-    LogEntry.objects.log_actions(user_id, [change], flag, message)
+    with override("en"):
+        LogEntry.objects.log_actions(user_id, [change], flag, message().strip())
 
 
 def _author(request: HttpRequest, change: BulkChange) -> Any:
@@ -246,7 +248,7 @@ class BulkChangeAdmin(ReadOnlyAdmin):
             told = _("Its search is refused now, and so it stands still: %s") % visible(error)
             return self._stands(request, change, told)
         if change.finished_at is None and after.finished_at is not None:
-            _log(author, after, CHANGE, f"Ended: {summary(after)}")
+            _log(author, after, CHANGE, lambda: f"Ended: {summary(after)}")
         return self._answer(request, change.pk)
 
     def _stands(self, request: HttpRequest, change: Any, told: str) -> HttpResponse:
@@ -261,7 +263,7 @@ class BulkChangeAdmin(ReadOnlyAdmin):
             return change
         if bulk.stop(change.database, change.pk):
             stopped = BulkChange.objects.using(change.database).get(pk=change.pk)
-            _log(request.user.pk, stopped, CHANGE, f"Stopped: {summary(stopped)}")
+            _log(request.user.pk, stopped, CHANGE, lambda: f"Stopped: {summary(stopped)}")
         return self._answer(request, change.pk)
 
     def _posted(self, request: HttpRequest, change_id: UUID) -> Any:
@@ -281,7 +283,8 @@ class BulkChangeAdmin(ReadOnlyAdmin):
         change = self.get_object(request, str(id_))
         context = self._progress(request, change)
         html = render_to_string("admin/dhara/bulkchange/progress.html", context, request)
-        return JsonResponse({"goes_on": context["goes_on"], "html": html})
+        stand = utc(change.changed_at).isoformat()
+        return JsonResponse({"goes_on": context["goes_on"], "html": html, "stand": stand})
 
     def _address(self, view: str, id_: UUID) -> str:
         return reverse(f"admin:dhara_bulkchange_{view}", args=[id_], current_app=self.admin_site.name)
