@@ -357,6 +357,20 @@ def test_the_key_of_a_user_may_be_of_any_type(db, monkeypatch):
     assert BulkChange.objects.get().user_id == f"user-{client.user.id}"
 
 
+def test_a_button_of_what_is_gone_leads_back_to_the_list_and_says_so(db):
+    client, gone = a_client(superuser=True), uuid4()
+    for verb in ("retry", "stack", "snooze"):
+        response = client.post(f"{LIST}{gone}/{verb}/", follow=True)
+        assert (response.redirect_chain, messages(response)) == (
+            [(LIST, 302)],
+            [f"There is no task {gone} (any more)."],
+        )
+    for verb in ("drain", "stacks"):
+        response = client.post(f"/admin/dhara/worker/{gone}/{verb}/", follow=True)
+        assert response.redirect_chain == [("/admin/dhara/worker/", 302)]
+        assert messages(response)[0].startswith(f"There is no worker {gone} (any more)")
+
+
 def test_a_bulk_action_asks_first_and_changes_nothing_before_the_answer(client):
     tasks = [a_task(), a_task(State.DEAD)]
     data = {"action": "cancel", "index": "0", "_selected_action": [str(task.pk) for task in tasks]}

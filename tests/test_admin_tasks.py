@@ -576,14 +576,14 @@ def test_the_log_is_english_whatever_the_reader_speaks(client):
     put(State.DEAD, 9)
     for view in ("step", "stop"):
         with override("de"):
-            change, _ = begun(client, "retry", reason="a deploy")
+            change, _ = begun(client, "retry", reason="a deploy\u202e")
             assert client.post(address(view, change)).status_code == 302
             assert "Wiederholen" in client.get(address("change", change)).content.decode()
     logged = LogEntry.objects.filter(content_type__model="bulkchange").order_by("pk")
     assert [entry.change_message for entry in logged] == [
-        "Began: Retry, all that match. a deploy",
+        "Began: Retry, all that match. a deploy\\u202e",
         "Ended: 1 retried.",
-        "Began: Retry, all that match. a deploy",
+        "Began: Retry, all that match. a deploy\\u202e",
         "Stopped: 0 retried.",
     ]
 

@@ -74,7 +74,7 @@ def begin(request: HttpRequest, alias: str, wish: Wish, asked: search.Search) ->
         user_id=wish.user_id,
         user_name=user.get_username(),
     )
-    _log(wish.user_id, change, ADDITION, lambda: f"Began: {wish.verb.label}, all that match. {wish.reason}")
+    _log(wish.user_id, change, ADDITION, lambda: f"Began: {wish.verb.label}, all that match. {visible(wish.reason)}")
     return change
 
 

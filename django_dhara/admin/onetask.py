@@ -14,6 +14,7 @@ from django.utils.translation import gettext as _
 
 from django_dhara.admin import live, page, scene
 from django_dhara.admin.readonly import ReadOnlyAdmin
+from django_dhara.admin.text import no_task
 from django_dhara.models import Task
 from django_dhara.states import State
 
@@ -86,7 +87,9 @@ class TaskPageAdmin(ReadOnlyAdmin):
             return HttpResponseNotAllowed(["POST"])
         if not self.may_see_stacks(request):
             raise PermissionDenied
-        task = self._seen(request, task_id)
+        task = self.get_object(request, str(task_id))
+        if task is None:
+            return self.gone(request, no_task(task_id))
         command = live.ask(task.database, task)
         address = reverse("admin:dhara_task_change", args=[task.pk], current_app=self.admin_site.name)
         if command is None:

@@ -82,6 +82,13 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         links = [(capfirst(str(self.opts.verbose_name_plural)), whole), *more]
         return {"is_list": django.VERSION >= (6, 1), "links": links}
 
+    def gone(self, request: HttpRequest, told: str) -> HttpResponse:
+        """Back to the list: the row was there a moment ago, when its page or its link was shown."""
+        self.message_user(request, told, messages.WARNING)
+        return HttpResponseRedirect(
+            reverse(f"admin:dhara_{self.opts.model_name}_changelist", current_app=self.admin_site.name)
+        )
+
     def shown(self, row: Model) -> Model:
         """The row as Django's own templates may show it."""
         return row

@@ -13,7 +13,7 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 from django.forms.widgets import Script
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path
 from django.utils import timezone
@@ -245,7 +245,7 @@ class WorkerAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         worker = self.get_object(request, str(worker_id))
         if worker is None:
-            raise Http404
+            return self.gone(request, _no_worker(worker_id))
         page = self._reverse("change", worker.pk)
         if verb == Command.Verb.DRAIN and "confirmed" not in request.POST:
             return self._confirmation(request, [worker], back=page, trail=self.trail((worker.name, page)))
@@ -264,9 +264,7 @@ class WorkerAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         worker = self.get_object(request, object_id)
         if worker is None:
-            told = _("There is no worker %s (any more): its row goes a day after its last word.") % visible(object_id)
-            self.message_user(request, told, messages.WARNING)
-            return HttpResponseRedirect(self._reverse("changelist"))
+            return self.gone(request, _no_worker(object_id))
         return self._response(request, "page", {**self._page(request, worker), **(extra_context or {})})
 
     def _page(self, request: HttpRequest, worker: Any) -> dict[str, Any]:
@@ -329,6 +327,10 @@ PERMISSIONS = {Command.Verb.DRAIN: "drain_worker", Command.Verb.STACKS: "view_st
 LABELS = {Command.Verb.DRAIN: gettext_lazy("Drain"), Command.Verb.STACKS: gettext_lazy("Show stacks")}
 #: What the log keeps.
 DONE = {Command.Verb.DRAIN: "Asked to drain.", Command.Verb.STACKS: "Asked what its threads do."}
+
+
+def _no_worker(id_: object) -> str:
+    return _("There is no worker %s (any more): its row goes a day after its last word.") % visible(id_)
 
 
 def _summary(verb: Command.Verb, asked: int, refused: int) -> str:
