@@ -19,6 +19,7 @@ from django.urls import reverse
 
 from django_dhara import tokens
 from django_dhara.admin import databases, operations, text
+from django_dhara.admin.crew import NAMED_ON_PAGE
 from django_dhara.models import BulkChange, Queue, Task, Worker
 from django_dhara.states import State
 from tests.rows import WORKER, a_task, ago, ahead, an_attempt, everything, fresh
@@ -600,6 +601,33 @@ def test_each_database_that_holds_a_queue_has_a_list_and_its_tasks_their_pages(s
     assert messages(client.post(button("cancel", far), follow=True)) == ["1 canceled."]
     assert Task.objects.using(second_database).get().state == State.CANCELED
     assert LogEntry.objects.using("default").count() == 2
+
+
+def test_links_to_tasks_stay_in_their_database(second_database):
+    client = a_client(superuser=True)
+    waiting, dead = far_task(second_database, State.PENDING), far_task(second_database, State.DEAD)
+    Worker.objects.using(second_database).create(
+        id=WORKER, backend="far", name="w", host="h", pid=1, version="1", concurrency=1, lease_seconds=30.0
+    )
+    for _ in range(NAMED_ON_PAGE + 1):
+        running = {
+            "lease": 1,
+            "lease_until": ahead(60),
+            "worker_id": WORKER,
+            "attempted_at": Now(),
+            "started_at": Now(),
+        }
+        far_task(second_database, State.RUNNING, **running)
+    pages = [
+        page_of(waiting),
+        page_of(dead),
+        "/admin/dhara/queue/far_3Aq/change/",
+        f"/admin/dhara/worker/{WORKER}/change/",
+    ]
+    for page in (*pages, "/admin/dhara/queue/?database=queue", "/admin/dhara/worker/?database=queue"):
+        found = re.findall(r'href="(/admin/dhara/task/\?[^"]*)"', client.get(page).content.decode())
+        assert found, page
+        assert all("database=queue" in link for link in found), (page, found)
 
 
 def test_an_action_never_reaches_into_the_other_database(second_database):

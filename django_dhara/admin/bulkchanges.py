@@ -190,7 +190,7 @@ class BulkChangeAdmin(ReadOnlyAdmin):
         return TemplateResponse(request, "admin/dhara/bulkchange/page.html", context)
 
     def _tasks(self, change: Any, text: str) -> str:
-        parameters = {"q": text, **({databases.PARAMETER: change.database} if len(databases.aliases()) > 1 else {})}
+        parameters = {"q": text, **databases.named(change.database)}
         return f"{reverse('admin:dhara_task_changelist', current_app=self.admin_site.name)}?{urlencode(parameters)}"
 
     def _changed(self, change: Any) -> str:

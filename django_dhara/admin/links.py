@@ -34,8 +34,7 @@ class Links:
 
     def __init__(self, request: HttpRequest) -> None:
         self._site = getattr(request, "current_app", None)
-        known, self._alias = databases.aliases(), databases.chosen(request)
-        self._more = {databases.PARAMETER: self._alias} if len(known) > 1 else {}
+        self._more = databases.named(databases.chosen(request))
 
     def tasks(self, **filters: str) -> str:
         return self._to("task_changelist", filters)

@@ -10,7 +10,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from django_dhara.admin import arrows, links, live, story, traces
+from django_dhara.admin import arrows, databases, links, live, story, traces
 from django_dhara.admin.scene import ATTEMPTS, CHILDREN, SHOWN, Scene
 from django_dhara.admin.text import badge, counted, first_line, moment, name, span, visible, visible_lines
 from django_dhara.states import State
@@ -133,5 +133,6 @@ def _rare_facts(scene: Scene) -> Iterator[tuple[str, Any]]:
 def _filtered(scene: Scene, **parameters: str) -> SafeString:
     """A value that leads to the list of all tasks with it."""
     [value] = parameters.values()
-    address = f"{links.to(scene.site, 'task_changelist')}?{urlencode(parameters)}"
+    query = urlencode({**parameters, **databases.named(scene.task.database)})
+    address = f"{links.to(scene.site, 'task_changelist')}?{query}"
     return format_html('<a href="{}">{}</a>', address, name(value))

@@ -149,6 +149,7 @@ class QueueAdmin(ReadOnlyAdmin):
             address=self._address(read, row),
             button=self._with_database(read, row, button) if self.may_pause(request) else "",
             tasks=tasks,
+            database=read.database,
         )
 
     def _functions(self, request: HttpRequest, alias: str, row: QueueRow) -> list[dict[str, Any]]:
@@ -157,11 +158,11 @@ class QueueAdmin(ReadOnlyAdmin):
             found = stats.totals(alias, row.backend, RANGES["1h"], "function", queue=row.queue)
         except stats.TooSlow:
             return []
-        address = self._address_of("task", "changelist")
+        address, more = self._address_of("task", "changelist"), databases.named(alias)
         return [
             {
                 "name": name(function),
-                "address": f"{address}?{urlencode({'queue': row.queue, 'function': function})}",
+                "address": f"{address}?{urlencode({'queue': row.queue, 'function': function, **more})}",
                 "runs": tally.runs,
                 "failed": tally.failed,
                 "times": [_unbroken(tally.run_time(share)) for share in (0.5, 0.95)],
@@ -214,8 +215,11 @@ def _told(*, paused: bool, is_new: bool) -> str:
 class Shown:
     """A queue as a template wants it."""
 
-    def __init__(self, row: QueueRow, now: datetime, *, site: str, address: str, button: str, tasks: str) -> None:
+    def __init__(
+        self, row: QueueRow, now: datetime, *, site: str, address: str, button: str, tasks: str, database: str
+    ) -> None:
         self.row, self.now, self.address, self.button = row, now, address, button
+        self._query = {"queue": row.queue, **databases.named(database)}
         self.verb = "resume" if row.paused_at else "pause"
         self._site, self._tasks = site, tasks
 
@@ -326,9 +330,7 @@ class Shown:
     def _link(self, state: str, shown: str) -> SafeString | str:
         if not self._tasks:
             return shown
-        return format_html(
-            '<a href="{}?{}">{}</a>', self._tasks, urlencode({"state": state, "queue": self.row.queue}), shown
-        )
+        return format_html('<a href="{}?{}">{}</a>', self._tasks, urlencode({"state": state, **self._query}), shown)
 
     @property
     def oldest(self) -> SafeString | str:

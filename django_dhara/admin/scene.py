@@ -65,7 +65,8 @@ class Document(NamedTuple):
 class Scene:
     """A task and what surrounds it."""
 
-    task: Task
+    #: A row with its database.
+    task: Any
     #: The name of the admin site that shows it; links stay there.
     site: str
     #: The database's time, to which all others are compared.

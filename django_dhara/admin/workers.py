@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any, ClassVar
+from urllib.parse import urlencode
 from uuid import UUID
 
 from django.contrib import admin, messages
@@ -32,6 +33,7 @@ from django_dhara.admin.readonly import ReadOnlyAdmin
 from django_dhara.admin.text import age, moment, name, visible, worker_name
 from django_dhara.fleet import PRESENT, Status
 from django_dhara.models import Command, Worker
+from django_dhara.states import State
 from django_dhara.stats import LOST_SECONDS, Tally
 
 
@@ -79,6 +81,7 @@ class WorkerChangeList(BoundedChangeList):
         alias = databases.chosen(request)
         running, settled = crew.running_tasks(alias, [worker.pk for worker in self.result_list]), crew.lately(alias)
         for worker in self.result_list:
+            worker.database = alias
             worker.running = running.get(worker.pk, [])
             worker.settled = settled.get(str(worker.pk)) or Tally()
 
@@ -167,7 +170,8 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     def _all_of(self, worker: Any) -> str:
         address = self._reverse("changelist", model="task")
-        return f"{address}?state=RUNNING&worker={worker.pk}" if address else ""
+        query = {"state": State.RUNNING, "worker": worker.pk, **databases.named(worker.database)}
+        return f"{address}?{urlencode(query)}" if address else ""
 
     @admin.display(description=gettext_lazy("5 min"))
     def settled_(self, worker: Any) -> SafeString | str:
