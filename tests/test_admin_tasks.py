@@ -646,6 +646,10 @@ def test_a_search_that_is_too_slow_for_a_step_says_so(client, monkeypatch):
     monkeypatch.setattr("django_dhara.bulk.search.walk", slow)
     response = client.post(address("step", change), follow=True)
     assert "it stands still" in messages(response)[0]
+    answer = client.post(address("step", change), headers={"accept": "application/json"})
+    assert answer.status_code == 409
+    assert "The search takes too long, and so it stands still." in answer.json()["told"]
+    assert messages(client.get(LIST)) == [], "it is told once"
 
 
 def no_cards(function, payload):

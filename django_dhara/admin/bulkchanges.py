@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, ClassVar
 from urllib.parse import urlencode
 from uuid import UUID
@@ -252,8 +253,10 @@ class BulkChangeAdmin(ReadOnlyAdmin):
         return self._answer(request, change.pk)
 
     def _stands(self, request: HttpRequest, change: Any, told: str) -> HttpResponse:
-        advice = _("Stop it, and search for something else.")
-        self.message_user(request, f"{told} {advice}", messages.ERROR)
+        told = f"{told} {_('Stop it, and search for something else.')}"
+        if _is_script(request):
+            return JsonResponse({"told": told}, status=HTTPStatus.CONFLICT)
+        self.message_user(request, told, messages.ERROR)
         return HttpResponseRedirect(self._address("change", change.pk))
 
     def stop_view(self, request: HttpRequest, change_id: UUID) -> HttpResponse:
@@ -278,7 +281,7 @@ class BulkChangeAdmin(ReadOnlyAdmin):
 
     def _answer(self, request: HttpRequest, id_: UUID) -> HttpResponse:
         """The page again, or for the script that makes it go on only what has changed."""
-        if request.headers.get("accept") != "application/json":
+        if not _is_script(request):
             return HttpResponseRedirect(self._address("change", id_))
         change = self.get_object(request, str(id_))
         context = self._progress(request, change)
@@ -288,6 +291,11 @@ class BulkChangeAdmin(ReadOnlyAdmin):
 
     def _address(self, view: str, id_: UUID) -> str:
         return reverse(f"admin:dhara_bulkchange_{view}", args=[id_], current_app=self.admin_site.name)
+
+
+def _is_script(request: HttpRequest) -> bool:
+    """Does the script of the page ask, and no form?"""
+    return request.headers.get("accept") == "application/json"
 
 
 def _logged(alias: str, author: Any) -> Callable[[BulkChange, Tally], None]:

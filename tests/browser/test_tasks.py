@@ -9,6 +9,7 @@ from django.contrib.admin.models import LogEntry
 from django_dhara import bulk
 from django_dhara.models import BulkChange, Task
 from django_dhara.search import parse
+from django_dhara.sql import TooSlow
 from django_dhara.states import State
 from tests.browser.conftest import NARROW, WIDE
 from tests.rows import a_task, an_attempt, fresh
@@ -199,6 +200,19 @@ def test_while_another_browser_makes_a_step_this_one_does_not_ask_all_the_time(b
         page.wait_for_selector(".dhara-completed >> text=Done")
     assert times[3] - times[1] > 0.9
     assert Task.objects.filter(state=State.PENDING).count() == 150
+
+
+def test_why_a_bulk_change_stands_still_is_said_where_it_is_looked_at(browse, dead, monkeypatch):
+    def slow(*arguments, **named):
+        raise TooSlow
+
+    monkeypatch.setattr(bulk.search, "walk", slow)
+    change = bulk.create("default", "revive", parse("state:dead"))
+    with browse() as page:
+        page.goto(f"/admin/dhara/bulkchange/{change.pk}/change/")
+        page.wait_for_selector("#dhara-failed:has-text('The search takes too long')")
+    assert ["409" in problem for problem in browse.problems] == [True]
+    browse.problems.clear()
 
 
 def test_without_a_script_everything_works(browse, dead):

@@ -16,7 +16,8 @@ document.addEventListener("DOMContentLoaded", () => {
             redirect: "error",
         });
         if (!answer.ok) {
-            throw new Error(answer.status);
+            const {told} = await answer.json().catch(() => ({}));
+            throw Object.assign(new Error(answer.status), {told});
         }
         return answer.json();
     }
@@ -46,5 +47,5 @@ document.addEventListener("DOMContentLoaded", () => {
         }
     }
 
-    go().catch(() => { failed.textContent = shown.dataset.failed; });
+    go().catch((error) => { failed.textContent = error.told || shown.dataset.failed; });
 });
