@@ -55,7 +55,7 @@ def create(
         change = BulkChange.objects.using(alias).create(
             verb=verb, arguments=given, reason=reason, user_id=str(user_id), user_name=user_name
         )
-        change.refresh_from_db()
+        change.refresh_from_db(using=alias)  # a router could name a replica
         change.search = str(asked.at(change.created_at))
         newest = Task.objects.using(alias).order_by("-id").values_list("id", flat=True).first()
         change.cursor = UUID(int=newest.int + 1) if newest else None
@@ -114,7 +114,7 @@ def _go_on(
 
 def _parts(alias: str, change: BulkChange, batch: int) -> Iterator[tuple[Sequence[UUID], UUID | None]]:
     """The tasks that are next, so many at a time, each time with the cursor that comes after them."""
-    asked, below, is_first = search.parse(change.search), change.cursor, True
+    asked, below, is_first = search.parse(change.search, is_kept=True), change.cursor, True
     while below:
         try:
             part = search.walk(alias, asked, below=below, size=max(AHEAD, batch), until=change.created_at)
@@ -150,7 +150,7 @@ def left(alias: str, change: BulkChange, *, most: int = search.MOST) -> search.F
     """How many tasks are before it."""
     if change.cursor is None or change.stopped_at or change.finished_at:
         return search.Found(0, more=False, estimate=None, looked=search.Looked(complete=True, rows=0, until=None))
-    asked = search.parse(change.search)
+    asked = search.parse(change.search, is_kept=True)
     return search.count(alias, asked, most=most, below=change.cursor, until=change.created_at)
 
 

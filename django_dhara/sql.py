@@ -10,10 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 from django.db import OperationalError, connections, models, transaction
 from django.db.models.expressions import Expression
+from django.utils import timezone
 from psycopg import sql
 
 #: Runs one statement with named parameters and returns its rows.
@@ -94,6 +96,12 @@ def on(alias: str) -> Execute:
             return rows
 
     return execute
+
+
+def utc(when: datetime) -> datetime:
+    """A time that Django has read, in UTC: without USE_TZ it has none but the time on a wall in TIME_ZONE."""
+    aware = timezone.make_aware(when, timezone.get_default_timezone()) if timezone.is_naive(when) else when
+    return aware.astimezone(UTC)
 
 
 class TooSlow(Exception):

@@ -9,7 +9,7 @@ from html import unescape
 from uuid import UUID, uuid4
 
 import pytest
-from django.contrib.admin.models import LogEntry
+from django.contrib.admin.models import LogEntry, LogEntryManager
 from django.contrib.auth.models import Permission, User
 from django.db import connection, connections
 from django.db.models.functions import Now
@@ -19,6 +19,7 @@ from django.urls import reverse
 
 from django_dhara import tokens
 from django_dhara.admin import databases, operations, text
+from django_dhara.admin.crew import NAMED_ON_PAGE
 from django_dhara.models import BulkChange, Queue, Task, Worker
 from django_dhara.states import State
 from tests.rows import WORKER, a_task, ago, ahead, an_attempt, everything, fresh
@@ -342,6 +343,35 @@ def test_each_changed_task_gets_a_log_entry_with_who_and_what(client):
 
 
 @pytest.mark.fast
+def test_the_key_of_a_user_may_be_of_any_type(db, monkeypatch):
+    client, logged = a_client(superuser=True), []
+    dead, running = a_task(State.DEAD, error_class="x.E", error_fingerprint="f00"), a_task(State.RUNNING)
+    token, _ = tokens.create("ci", ["read"])
+    monkeypatch.setattr(User, "pk", property(lambda user: f"user-{user.id}"))
+    monkeypatch.setattr(LogEntryManager, "log_actions", lambda self, user_id, *more, **named: logged.append(user_id))
+    group = f"{LIST}dead/group/discard/?backend=default&function={dead.function}&error=x.E&place=f00"
+    assert client.post(group, {"reason": "old"}).status_code == 302
+    assert client.post(f"{LIST}{running.id}/stack/").status_code == 302
+    revoke = {"action": "revoke", "_selected_action": token.id, "confirmed": "yes"}
+    assert client.post("/admin/dhara/token/", revoke).status_code == 302
+    assert logged == [f"user-{client.user.id}"] * 3
+    assert BulkChange.objects.get().user_id == f"user-{client.user.id}"
+
+
+def test_a_button_of_what_is_gone_leads_back_to_the_list_and_says_so(db):
+    client, gone = a_client(superuser=True), uuid4()
+    for verb in ("retry", "stack", "snooze"):
+        response = client.post(f"{LIST}{gone}/{verb}/", follow=True)
+        assert (response.redirect_chain, messages(response)) == (
+            [(LIST, 302)],
+            [f"There is no task {gone} (any more)."],
+        )
+    for verb in ("drain", "stacks"):
+        response = client.post(f"/admin/dhara/worker/{gone}/{verb}/", follow=True)
+        assert response.redirect_chain == [("/admin/dhara/worker/", 302)]
+        assert messages(response)[0].startswith(f"There is no worker {gone} (any more)")
+
+
 def test_a_bulk_action_asks_first_and_changes_nothing_before_the_answer(client):
     tasks = [a_task(), a_task(State.DEAD)]
     data = {"action": "cancel", "index": "0", "_selected_action": [str(task.pk) for task in tasks]}
@@ -463,6 +493,13 @@ def test_a_selection_of_what_is_no_id_is_a_bad_request(client, ids):
     assert client.post(LIST, {"action": "cancel", "_selected_action": ids, "confirmed": "1"}).status_code == 400
 
 
+@pytest.mark.parametrize(("model", "verb"), [("worker", "drain"), ("token", "revoke")])
+@pytest.mark.parametrize("id_", ["", "x", "a\x00b", "-", "1" * 5000, "\u202e"])
+def test_so_is_one_of_workers_or_tokens(db, model, verb, id_):
+    posted = {"action": verb, "_selected_action": [id_], "confirmed": "1"}
+    assert a_client(superuser=True).post(f"/admin/dhara/{model}/", posted).status_code == 400
+
+
 def test_a_button_is_shown_only_where_it_would_change_something(db):
     client = a_client(superuser=True)
     moves = ["snooze", "change_priority", "change_queue"]
@@ -564,6 +601,33 @@ def test_each_database_that_holds_a_queue_has_a_list_and_its_tasks_their_pages(s
     assert messages(client.post(button("cancel", far), follow=True)) == ["1 canceled."]
     assert Task.objects.using(second_database).get().state == State.CANCELED
     assert LogEntry.objects.using("default").count() == 2
+
+
+def test_links_to_tasks_stay_in_their_database(second_database):
+    client = a_client(superuser=True)
+    waiting, dead = far_task(second_database, State.PENDING), far_task(second_database, State.DEAD)
+    Worker.objects.using(second_database).create(
+        id=WORKER, backend="far", name="w", host="h", pid=1, version="1", concurrency=1, lease_seconds=30.0
+    )
+    for _ in range(NAMED_ON_PAGE + 1):
+        running = {
+            "lease": 1,
+            "lease_until": ahead(60),
+            "worker_id": WORKER,
+            "attempted_at": Now(),
+            "started_at": Now(),
+        }
+        far_task(second_database, State.RUNNING, **running)
+    pages = [
+        page_of(waiting),
+        page_of(dead),
+        "/admin/dhara/queue/far_3Aq/change/",
+        f"/admin/dhara/worker/{WORKER}/change/",
+    ]
+    for page in (*pages, "/admin/dhara/queue/?database=queue", "/admin/dhara/worker/?database=queue"):
+        found = re.findall(r'href="(/admin/dhara/task/\?[^"]*)"', client.get(page).content.decode())
+        assert found, page
+        assert all("database=queue" in link for link in found), (page, found)
 
 
 def test_an_action_never_reaches_into_the_other_database(second_database):

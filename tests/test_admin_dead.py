@@ -190,6 +190,18 @@ def test_an_address_that_names_no_group_is_a_bad_request(client, parameters):
     assert client.get(GROUP, parameters).status_code == 400
 
 
+@pytest.mark.parametrize("before", ["2126-01-01T00:00:00+23:59", "2126-01-01T00:00:00-16:00"])
+def test_a_place_in_a_group_may_have_any_offset_that_python_knows(client, before):
+    task = a_dead()
+    response = client.get(group_of(task, before=before, id=str(UUID(int=1))))
+    assert [each["id"] for each in response.context["tasks"]] == [task.pk]
+
+
+def test_without_use_tz_a_group_is_shown_page_by_page(client, settings, monkeypatch):
+    settings.USE_TZ = False
+    test_a_group_shows_its_tasks_newest_first_page_by_page(client, monkeypatch)
+
+
 def test_a_group_that_is_gone_says_so(client):
     task = a_dead()
     address = group_of(task)

@@ -415,6 +415,17 @@ def test_a_command_that_is_no_number_is_none(client, nonsense):
     assert client.get(page_of(a_task(State.RUNNING)), {"stack": nonsense}).status_code == 200
 
 
+def test_a_log_that_cannot_be_read_in_time_is_left_out(transactional_db, other_session):
+    client, task = a_client("view_task"), a_task()
+    other_session.set_autocommit(False)
+    with other_session.cursor() as cursor:
+        cursor.execute("LOCK TABLE django_admin_log")
+    seen = shown(client.get(page_of(task)))
+    other_session.rollback()
+    assert "What people did to it could not be read in time" in seen
+    assert "could not be read in time" not in shown(client.get(page_of(task)))
+
+
 def test_who_may_not_see_stacks_sees_no_button_and_gets_403(viewer):
     task = a_task(State.RUNNING)
     command = Command.objects.create(worker_id=WORKER, verb="STACKS", argument={"task": str(task.pk)}, answer="secret")

@@ -10,6 +10,7 @@ from django.contrib.admin.models import ADDITION, CHANGE, DELETION, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db import connection
 from django.urls import reverse
+from django.utils.translation import override
 
 from django_dhara import bulk, search
 from django_dhara.admin import sidebar, tasklist, text
@@ -527,6 +528,8 @@ def test_a_bulk_change_is_made_step_by_step_and_sums_up_what_it_did(client):
     answer = client.post(address("step", change), headers={"accept": "application/json"}).json()
     assert answer["goes_on"] is False
     assert "5 retried." in answer["html"]
+    again = client.post(address("step", change), headers={"accept": "application/json"}).json()
+    assert again["stand"] == answer["stand"], "no step was made"
     seen = shown(client.get(url))
     assert "✓ Done 5 retried." in seen
     assert "the deploy of today" in seen
@@ -569,6 +572,22 @@ def test_without_a_script_a_button_makes_it_go_on(client, monkeypatch):
 
 
 @pytest.mark.fast
+def test_the_log_is_english_whatever_the_reader_speaks(client):
+    put(State.DEAD, 9)
+    for view in ("step", "stop"):
+        with override("de"):
+            change, _ = begun(client, "retry", reason="a deploy\u202e")
+            assert client.post(address(view, change)).status_code == 302
+            assert "Wiederholen" in client.get(address("change", change)).content.decode()
+    logged = LogEntry.objects.filter(content_type__model="bulkchange").order_by("pk")
+    assert [entry.change_message for entry in logged] == [
+        "Began: Retry, all that match. a deploy\\u202e",
+        "Ended: 1 retried.",
+        "Began: Retry, all that match. a deploy\\u202e",
+        "Stopped: 0 retried.",
+    ]
+
+
 def test_it_can_be_stopped_and_says_what_it_had_done(client):
     put(State.DEAD)
     change, url = begun(client, "retry")
@@ -627,6 +646,10 @@ def test_a_search_that_is_too_slow_for_a_step_says_so(client, monkeypatch):
     monkeypatch.setattr("django_dhara.bulk.search.walk", slow)
     response = client.post(address("step", change), follow=True)
     assert "it stands still" in messages(response)[0]
+    answer = client.post(address("step", change), headers={"accept": "application/json"})
+    assert answer.status_code == 409
+    assert "The search takes too long, and so it stands still." in answer.json()["told"]
+    assert messages(client.get(LIST)) == [], "it is told once"
 
 
 def no_cards(function, payload):

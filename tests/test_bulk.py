@@ -39,6 +39,21 @@ def test_a_search_is_kept_with_its_times_written_out(db):
     assert (change.verb, change.reason, change.user_name, change.counts) == ("cancel", "a bad deploy", "eve", {})
 
 
+def test_a_search_that_its_written_out_times_make_too_long_is_kept_all_the_same(db):
+    put(State.DEAD, 9)
+    asked = parse("state:dead after:2h -queue:" + "y" * 1970)
+    change = bulk.create("default", "revive", asked)
+    assert len(change.search) > 2000
+    assert bulk.left("default", change).number == 1
+    assert finish(change)[0].counts == {"revived": 1}
+
+
+def test_a_router_that_reads_from_a_replica_is_not_asked(db, settings):
+    settings.DATABASE_ROUTERS = ["tests.test_admin.Replica"]
+    put(State.DEAD, 9)
+    assert finish(bulk.create("default", "revive", parse("")))[0].counts == {"revived": 1}
+
+
 @pytest.mark.fast
 def test_arguments_are_checked_before_it_begins(db):
     with pytest.raises(ValueError, match="a priority is a whole number"):

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
@@ -399,6 +400,30 @@ def test_a_cursor_of_another_list_is_refused(shop, cursor):
     for odd in (f"older~{UUID(int=1)}", f"older~0001-01-01~{UUID(int=1)}", f"older~2026-01-01T00:00~{UUID(int=1)}"):
         with pytest.raises(search.CursorError):
             search.page("default", parse("state:dead"), cursor=odd)
+
+
+def test_a_cursor_may_have_any_offset_that_python_knows(db):
+    put(State.DEAD, 9)
+    for offset in ("+23:59", "-16:00", "+00:00:01"):
+        cursor = f"older~2026-01-01T00:00:00{offset}~{UUID(int=1)}"
+        assert search.page("default", parse("state:dead"), cursor=cursor).ids == []
+
+
+def test_without_use_tz_pages_follow_each_other_and_times_mean_what_they_say(db, settings):
+    settings.USE_TZ, settings.TIME_ZONE = False, "America/St_Johns"
+    tasks = [put(State.DEAD, age) for age in (30, 20, 10)]
+    first = search.page("default", parse("state:dead"), size=2)
+    assert first.ids == [tasks[2].id, tasks[1].id]
+    assert search.page("default", parse("state:dead"), cursor=first.older, size=2).ids == [tasks[0].id]
+    assert search.page("default", parse("state:dead after:yesterday before:2126-11-30"), size=3).ids[2] == tasks[0].id
+    assert not search.page("default", parse("state:dead before:1h")).ids
+
+
+def test_many_stars_are_one(db):
+    task = put(function="shop.tasks.send_receipt")
+    with CaptureQueriesContext(connection) as captured:
+        assert search.page("default", parse(f"function:shop{'*' * 1900}receipt")).ids == [task.id]
+    assert ".*.*" not in str(captured.captured_queries)
 
 
 def test_a_search_through_a_window_says_how_far_it_looked(db, monkeypatch):

@@ -10,10 +10,11 @@ import psycopg
 import pytest
 from django.db import connection, transaction
 from django.db.models import F
+from django.utils import timezone
 
 from django_dhara import services, sql, stats
 from django_dhara.models import Command, Minute, Quarter, Queue, Task, Worker
-from django_dhara.stats import COUNTED, Event, Recorder, bucket, percentile, present, rollup, upper_bound
+from django_dhara.stats import COUNTED, Event, Recorder, bucket, past, percentile, present, rollup, upper_bound
 from django_dhara.words import plain
 from tests.minutes import a_crew, a_minute, an_afternoon, server_minute
 from tests.rows import a_task, ago, ahead
@@ -497,3 +498,21 @@ def test_an_old_snapshot_is_told_with_its_holder(commits, sessions, monkeypatch)
     [item] = stats.overview("default", None, stats.RANGES["5m"]).attention
     assert plain(item.sentence).startswith("Session a report of")
     session.connection.execute("ROLLBACK")
+
+
+def test_without_use_tz_a_week_in_which_clocks_were_changed_loses_no_point(settings):
+    settings.USE_TZ, settings.TIME_ZONE = False, "America/New_York"
+
+    def on_the_wall(when):
+        return timezone.make_naive(when, timezone.get_default_timezone())
+
+    now = datetime(2026, 11, 3, 10, 30, tzinfo=UTC)  # clocks were put back on the 1st
+    current = now.replace(minute=0)
+    starts = [current - timedelta(hours=hours) for hours in range(0, 170, 2)]
+    window = past._Window.now(
+        lambda *_: [[on_the_wall(now), on_the_wall(current), True]], stats.RANGES["7d"], {"worker": None}
+    )
+    points = window.points({(on_the_wall(start)): stats.Tally(run_seconds=1.0) for start in starts})
+    assert [point.start for point in points] == starts[::-1]
+    assert [point.tally.run_seconds for point in points] == [1.0] * 85
+    assert points[-1].seconds == 1800

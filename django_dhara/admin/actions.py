@@ -14,7 +14,7 @@ from django.conf import settings
 from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import BadRequest, PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils.http import url_has_allowed_host_and_scheme
@@ -26,7 +26,7 @@ from django_dhara.admin import bulkchanges, databases, sidebar
 from django_dhara.admin import operations as wishes
 from django_dhara.admin.operations import VERBS, Outcome, Verb, Wish
 from django_dhara.admin.readonly import ReadOnlyAdmin
-from django_dhara.admin.text import badge, visible
+from django_dhara.admin.text import badge, no_task, visible
 from django_dhara.models import Task
 from django_dhara.states import State
 
@@ -83,6 +83,8 @@ class TaskActionsAdmin(ReadOnlyAdmin):
         return HttpResponseRedirect(request.get_full_path())
 
     def _everything(self, request: HttpRequest, verb: Verb) -> HttpResponse:
+        if not bulkchanges.are_on(self.admin_site.name):
+            raise BadRequest("This site has no bulk changes.")
         alias = databases.chosen(request)
         try:
             asked = search.parse(sidebar.asked_by(request.GET))
@@ -119,7 +121,7 @@ class TaskActionsAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         task = self.get_object(request, str(task_id))
         if task is None:
-            raise Http404
+            return self.gone(request, no_task(task_id))
         wish, errors = _wish(request, asked, confirmed=not asked.argument and asked is not wishes.DELETE)
         page = self._page_of(task.pk)
         if wish is None:

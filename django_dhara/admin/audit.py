@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import Any
 
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
+from django.db import connections
 from django.db.models import Model
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
+from django_dhara.admin.databases import time_limit
 from django_dhara.admin.text import age, name, visible
 
-#: Entries shown of one queue or worker.
-ENTRIES = 20
+#: Entries shown of one queue or worker, and seconds in which those of one task are to be found.
+ENTRIES, PATIENCE = 20, 0.5
 
 
 def write(user: Any, model: type[Model], key: str, shown: str, message: str, when: datetime) -> None:
@@ -37,11 +40,21 @@ def write(user: Any, model: type[Model], key: str, shown: str, message: str, whe
     )
 
 
-def entries(model: type[Model], key: str) -> Sequence[LogEntry]:
-    """What people did to it, newest first."""
+def entries(model: type[Model], key: str, most: int = ENTRIES) -> Sequence[LogEntry]:
+    """What people did to it, newest first.
+
+    Raises:
+        TooSlow: Django's log has an index of models and none of keys, and bulk changes write an entry for each task.
+    """
     content_type = ContentType.objects.get_for_model(model)
     found = LogEntry.objects.filter(content_type=content_type, object_id=key).select_related("user")
-    return list(found.order_by("-action_time", "-pk")[:ENTRIES])
+    with _patience(found.db):
+        return list(found.order_by("-action_time", "-pk")[:most])
+
+
+def _patience(alias: str) -> AbstractContextManager[None]:
+    """The log may be in a database of another kind than the queue."""
+    return time_limit(alias, PATIENCE) if connections[alias].vendor == "postgresql" else nullcontext()
 
 
 def pause(since: datetime, now: datetime, author: str) -> SafeString:

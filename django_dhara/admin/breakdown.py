@@ -10,7 +10,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_dhara.admin.links import Links
+from django_dhara.admin.links import Links, linked
 from django_dhara.admin.text import NAME_LENGTH, age, name, tag, worker_name
 from django_dhara.stats import DEPTH_LIMIT, History, Overview, Tally, Waiting, WorkerSeen
 from django_dhara.words import capped, rate, short_time
@@ -67,7 +67,7 @@ def _by_queue(overview: Overview, past: History, links: Links) -> Table:
 def _queue_row(queue: str, tally: Tally, waiting: Sequence[Waiting], overview: Overview, links: Links) -> list[Cell]:
     ready = sum(each.ready for each in waiting)
     since = min((each.ready_since for each in waiting if each.ready_since), default=None)
-    shown = format_html('<a href="{}">{}</a>', links.tasks(queue=queue), name(queue, NAME_LENGTH))
+    shown = linked(links.tasks(queue=queue), name(queue, NAME_LENGTH))
     if any(each.paused_at for each in waiting):
         shown = format_html("{} {}", shown, tag("pending", "❚❚", _("Paused")))
     count = capped(ready, DEPTH_LIMIT if any(each.is_capped for each in waiting) else ready + 1)
@@ -88,10 +88,7 @@ def _by_function(past: History, links: Links) -> Table:
     tallies = sorted(past.functions.items(), key=lambda pair: (-pair[1].runs, pair[0]))
     rows = [
         [
-            Cell(
-                format_html('<a href="{}">{}</a>', links.tasks(function=function), name(function, FUNCTION)),
-                "dhara-first",
-            ),
+            Cell(linked(links.tasks(function=function), name(function, FUNCTION)), "dhara-first"),
             *_figures(tally, past, links.tasks(function=function, errors="yes")),
         ]
         for function, tally in tallies
@@ -129,6 +126,8 @@ def _failures(tally: Tally, address: str) -> SafeString | str:
         return "0"
     told = f"{tally.failed:,} ({tally.failure_share:.0%})" if tally.failure_share >= 0.005 else f"{tally.failed:,}"
     kind = "dhara-harm" if tally.failure_share >= 0.1 else ""
+    if not address:
+        return format_html('<span class="{}">{}</span>', kind, told)
     return format_html('<a class="{}" href="{}">{}</a>', kind, address, told)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, ClassVar
 from urllib.parse import urlencode
 from uuid import UUID
@@ -20,10 +21,10 @@ from django.urls import path, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, override
 
 from django_dhara import bulk, search
-from django_dhara.admin import databases
+from django_dhara.admin import databases, links
 from django_dhara.admin import operations as wishes
 from django_dhara.admin.lists import DatabaseFilter
 from django_dhara.admin.operations import VERBS, Verb, Wish
@@ -31,6 +32,7 @@ from django_dhara.admin.readonly import ReadOnlyAdmin
 from django_dhara.admin.text import exact, moment, name, tag, visible
 from django_dhara.lifecycle import Tally
 from django_dhara.models import BulkChange
+from django_dhara.sql import utc
 
 #: Seconds that a count may take.
 PATIENCE = 2.0
@@ -43,6 +45,11 @@ _BY_CHANGE = {verb.change: verb for verb in VERBS.values()}
 def may(request: HttpRequest, verb: Verb) -> bool:
     """Has this user the right to do `verb`?"""
     return bool(request.user.has_perm(f"dhara.{verb.permission}"))
+
+
+def are_on(site: str) -> bool:
+    """Has this admin site the page of a bulk change? Without one nobody would make it go on."""
+    return bool(links.to(site, "bulkchange_changelist"))
 
 
 def told(found: search.Found) -> str:
@@ -68,13 +75,15 @@ def begin(request: HttpRequest, alias: str, wish: Wish, asked: search.Search) ->
         user_id=wish.user_id,
         user_name=user.get_username(),
     )
-    _log(wish.user_id, change, ADDITION, f"Began: {wish.verb.label}, all that match. {wish.reason}".strip())
+    _log(wish.user_id, change, ADDITION, lambda: f"Began: {wish.verb.label}, all that match. {visible(wish.reason)}")
     return change
 
 
-def _log(user_id: Any, change: BulkChange, flag: int, message: str) -> None:
+def _log(user_id: Any, change: BulkChange, flag: int, message: Callable[[], str]) -> None:
+    """The log is English, whoever looks on."""
     change.search = visible(change.search)[:150]
-    LogEntry.objects.log_actions(user_id, [change], flag, message)
+    with override("en"):
+        LogEntry.objects.log_actions(user_id, [change], flag, message().strip())
 
 
 def _author(request: HttpRequest, change: BulkChange) -> Any:
@@ -182,7 +191,7 @@ class BulkChangeAdmin(ReadOnlyAdmin):
         return TemplateResponse(request, "admin/dhara/bulkchange/page.html", context)
 
     def _tasks(self, change: Any, text: str) -> str:
-        parameters = {"q": text, **({databases.PARAMETER: change.database} if len(databases.aliases()) > 1 else {})}
+        parameters = {"q": text, **databases.named(change.database)}
         return f"{reverse('admin:dhara_task_changelist', current_app=self.admin_site.name)}?{urlencode(parameters)}"
 
     def _changed(self, change: Any) -> str:
@@ -240,12 +249,14 @@ class BulkChangeAdmin(ReadOnlyAdmin):
             told = _("Its search is refused now, and so it stands still: %s") % visible(error)
             return self._stands(request, change, told)
         if change.finished_at is None and after.finished_at is not None:
-            _log(author, after, CHANGE, f"Ended: {summary(after)}")
+            _log(author, after, CHANGE, lambda: f"Ended: {summary(after)}")
         return self._answer(request, change.pk)
 
     def _stands(self, request: HttpRequest, change: Any, told: str) -> HttpResponse:
-        advice = _("Stop it, and search for something else.")
-        self.message_user(request, f"{told} {advice}", messages.ERROR)
+        told = f"{told} {_('Stop it, and search for something else.')}"
+        if _is_script(request):
+            return JsonResponse({"told": told}, status=HTTPStatus.CONFLICT)
+        self.message_user(request, told, messages.ERROR)
         return HttpResponseRedirect(self._address("change", change.pk))
 
     def stop_view(self, request: HttpRequest, change_id: UUID) -> HttpResponse:
@@ -255,7 +266,7 @@ class BulkChangeAdmin(ReadOnlyAdmin):
             return change
         if bulk.stop(change.database, change.pk):
             stopped = BulkChange.objects.using(change.database).get(pk=change.pk)
-            _log(request.user.pk, stopped, CHANGE, f"Stopped: {summary(stopped)}")
+            _log(request.user.pk, stopped, CHANGE, lambda: f"Stopped: {summary(stopped)}")
         return self._answer(request, change.pk)
 
     def _posted(self, request: HttpRequest, change_id: UUID) -> Any:
@@ -270,15 +281,21 @@ class BulkChangeAdmin(ReadOnlyAdmin):
 
     def _answer(self, request: HttpRequest, id_: UUID) -> HttpResponse:
         """The page again, or for the script that makes it go on only what has changed."""
-        if request.headers.get("accept") != "application/json":
+        if not _is_script(request):
             return HttpResponseRedirect(self._address("change", id_))
         change = self.get_object(request, str(id_))
         context = self._progress(request, change)
         html = render_to_string("admin/dhara/bulkchange/progress.html", context, request)
-        return JsonResponse({"goes_on": context["goes_on"], "html": html})
+        stand = utc(change.changed_at).isoformat()
+        return JsonResponse({"goes_on": context["goes_on"], "html": html, "stand": stand})
 
     def _address(self, view: str, id_: UUID) -> str:
         return reverse(f"admin:dhara_bulkchange_{view}", args=[id_], current_app=self.admin_site.name)
+
+
+def _is_script(request: HttpRequest) -> bool:
+    """Does the script of the page ask, and no form?"""
+    return request.headers.get("accept") == "application/json"
 
 
 def _logged(alias: str, author: Any) -> Callable[[BulkChange, Tally], None]:
@@ -296,7 +313,7 @@ _ALTERED = {
 def after(change: Any) -> search.Search | None:
     """The search that finds the tasks of a change as it left them, if they have something that can be searched for."""
     try:
-        asked = search.parse(change.search)
+        asked = search.parse(change.search, is_kept=True)
     except search.SearchError:
         return None
     if change.verb not in _ALTERED:
@@ -305,7 +322,7 @@ def after(change: Any) -> search.Search | None:
         asked = asked.replaced(field)
     if change.verb == "cancel":
         asked = asked.replaced("state", search.Value("canceled"))
-        return asked.replaced("finished_after", search.Value(change.created_at.isoformat(), exact=True))
+        return asked.replaced("finished_after", search.Value(utc(change.created_at).isoformat(), exact=True))
     [argument] = _ALTERED[change.verb]
     value = str(change.arguments.get(argument, ""))
     return asked.replaced(argument, search.Value(value) if argument == "priority" else search.Value.of(value))

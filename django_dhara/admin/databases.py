@@ -7,7 +7,7 @@ from django.http import HttpRequest
 from django_dhara.databases import aliases
 from django_dhara.sql import TooSlow, time_limit
 
-__all__ = ["PARAMETER", "TooSlow", "aliases", "chosen", "time_limit"]
+__all__ = ["PARAMETER", "TooSlow", "aliases", "chosen", "named", "time_limit"]
 
 #: The parameter that chooses between several databases.
 PARAMETER = "database"
@@ -18,3 +18,8 @@ def chosen(request: HttpRequest) -> str:
     known = aliases()
     asked = request.GET.get(PARAMETER, "")
     return asked if asked in known else known[0]
+
+
+def named(alias: str) -> dict[str, str]:
+    """What an address says of the database that it is about: nothing where there is only one."""
+    return {PARAMETER: alias} if len(aliases()) > 1 else {}

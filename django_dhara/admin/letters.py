@@ -13,7 +13,6 @@ from django.core.exceptions import BadRequest, PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
-from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -22,6 +21,7 @@ from django_dhara.admin import bulkchanges, databases, dead
 from django_dhara.admin.operations import DELETE, RETRY, Verb, Wish
 from django_dhara.admin.readonly import ReadOnlyAdmin
 from django_dhara.admin.text import NAME_LENGTH, first_line, moment, name, visible, visible_lines
+from django_dhara.sql import utc
 
 #: Characters of a reason.
 REASON = 300
@@ -149,7 +149,7 @@ class DeadLettersAdmin(ReadOnlyAdmin):
     def _actions(self, request: HttpRequest, key: dead.Key, alias: str) -> dict[str, Any]:
         """What this user can do to the whole group."""
         asked = meant(key)
-        if asked is None:
+        if asked is None or not bulkchanges.are_on(self.admin_site.name):
             return {}
         in_list = {"q": str(asked), databases.PARAMETER: alias}
         return {
@@ -169,13 +169,13 @@ class DeadLettersAdmin(ReadOnlyAdmin):
         if not (self.has_view_permission(request) and _may(request, DELETE)):
             raise PermissionDenied
         asked, reason = meant(_key(request.GET)), _text(request.POST, "reason").strip()[:REASON]
-        if asked is None:
-            raise BadRequest("No search means this group.")
+        if asked is None or not bulkchanges.are_on(self.admin_site.name):
+            raise BadRequest("No search means this group, or this site has no bulk changes.")
         if not reason:
             self.message_user(request, _("Say why: nothing was discarded."), messages.WARNING)
             parameters = {**_parameters(request.GET), **_database(request)}
             return HttpResponseRedirect(self._address("dead_group", parameters))
-        wish = Wish(DELETE, int(request.user.pk or 0), reason=reason)
+        wish = Wish(DELETE, request.user.pk, reason=reason)
         change = bulkchanges.begin(request, databases.chosen(request), wish, asked)
         address = reverse("admin:dhara_bulkchange_change", args=[change.pk], current_app=self.admin_site.name)
         return HttpResponseRedirect(address)
@@ -277,16 +277,13 @@ def _database(request: HttpRequest) -> dict[str, str]:
 
 
 def _after(task: Any) -> dict[str, str]:
-    return {"before": task.finished_at.isoformat(), "id": str(task.pk)}
+    return {"before": utc(task.finished_at).isoformat(), "id": str(task.pk)}
 
 
 def _before(given: Mapping[str, str]) -> tuple[datetime, UUID] | None:
     if "before" not in given:
         return None
     try:
-        when, id_ = parse_datetime(given["before"]), UUID(given.get("id", ""))
+        return search.readable(given["before"]), UUID(given.get("id", ""))
     except ValueError as error:
         raise BadRequest("Not a place in the list.") from error
-    if when is None or when.tzinfo is None:
-        raise BadRequest("Not a place in the list.")
-    return when, id_

@@ -7,6 +7,8 @@ from urllib.parse import urlencode
 
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from django_dhara.admin import databases
@@ -14,40 +16,47 @@ from django_dhara.states import State
 from django_dhara.stats import Item
 
 
+def to(site: str | None, view: str, *arguments: Any) -> str:
+    """The address of a page on the admin site of this name, or "" where that site does not have it."""
+    try:
+        return reverse(f"admin:dhara_{view}", args=arguments, current_app=site)
+    except NoReverseMatch:
+        return ""
+
+
+def linked(address: str, shown: SafeString) -> SafeString:
+    """What is shown, as a link if there is an address."""
+    return format_html('<a href="{}">{}</a>', address, shown) if address else shown
+
+
 class Links:
     """Addresses of other pages of this admin site, about the same database."""
 
     def __init__(self, request: HttpRequest) -> None:
         self._site = getattr(request, "current_app", None)
-        known, self._alias = databases.aliases(), databases.chosen(request)
-        self._more = {databases.PARAMETER: self._alias} if len(known) > 1 else {}
+        self._more = databases.named(databases.chosen(request))
 
     def tasks(self, **filters: str) -> str:
-        return self._to("dhara_task_changelist", filters)
+        return self._to("task_changelist", filters)
 
     def dead(self) -> str:
-        return self._to("dhara_task_dead", {})
+        return self._to("task_dead", {})
 
     def queues(self) -> str:
-        return self._to("dhara_queue_changelist", {})
+        return self._to("queue_changelist", {})
 
     def workers(self, **filters: str) -> str:
-        return self._to("dhara_worker_changelist", filters)
+        return self._to("worker_changelist", filters)
 
     def worker(self, id_: Any) -> str:
-        return self._to("dhara_worker_change", {}, id_)
+        return self._to("worker_change", {}, id_)
 
     def range(self, key: str) -> str:
         return f"?{urlencode({'range': key, **self._more})}"
 
     def _to(self, view: str, filters: dict[str, str], *arguments: Any) -> str:
-        """The address of a page, or "" on a site that does not have it."""
-        try:
-            address = reverse(f"admin:{view}", args=arguments, current_app=self._site)
-        except NoReverseMatch:
-            return ""
-        query = urlencode({**filters, **self._more})
-        return f"{address}?{query}" if query else address
+        address, query = to(self._site, view, *arguments), urlencode({**filters, **self._more})
+        return f"{address}?{query}" if address and query else address
 
     def of(self, item: Item) -> tuple[str, str]:
         """The page where something can be done about it, and what it is called."""

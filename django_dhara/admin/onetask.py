@@ -14,6 +14,7 @@ from django.utils.translation import gettext as _
 
 from django_dhara.admin import live, page, scene
 from django_dhara.admin.readonly import ReadOnlyAdmin
+from django_dhara.admin.text import no_task
 from django_dhara.models import Task
 from django_dhara.states import State
 
@@ -76,7 +77,8 @@ class TaskPageAdmin(ReadOnlyAdmin):
         if row is None:
             raise Http404
         row.database = task.database
-        context = {**page.glance(scene.glance(task.database, row)), **self.live_context(request, row)}
+        seen = scene.glance(task.database, row, self.admin_site.name)
+        context = {**page.glance(seen), **self.live_context(request, row)}
         return self._fragment(request, "live", row, context)
 
     def stack_view(self, request: HttpRequest, task_id: UUID) -> HttpResponse:
@@ -85,13 +87,16 @@ class TaskPageAdmin(ReadOnlyAdmin):
             return HttpResponseNotAllowed(["POST"])
         if not self.may_see_stacks(request):
             raise PermissionDenied
-        task = self._seen(request, task_id)
+        task = self.get_object(request, str(task_id))
+        if task is None:
+            return self.gone(request, no_task(task_id))
         command = live.ask(task.database, task)
         address = reverse("admin:dhara_task_change", args=[task.pk], current_app=self.admin_site.name)
         if command is None:
             self.message_user(request, _("It does not run any more."))
             return HttpResponseRedirect(address)
-        LogEntry.objects.log_actions(int(request.user.pk or 0), [task], CHANGE, "Asked for its stack.")
+        user: Any = request.user
+        LogEntry.objects.log_actions(user.pk, [task], CHANGE, "Asked for its stack.")
         return HttpResponseRedirect(f"{address}?{STACK}={command}#dhara-stack")
 
     def answer_view(self, request: HttpRequest, task_id: UUID, command: int) -> HttpResponse:

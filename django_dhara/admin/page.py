@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from django_dhara.admin import arrows, live, story, traces
+from django_dhara.admin import arrows, databases, links, live, story, traces
 from django_dhara.admin.scene import ATTEMPTS, CHILDREN, SHOWN, Scene
 from django_dhara.admin.text import badge, counted, first_line, moment, name, span, visible, visible_lines
 from django_dhara.states import State
@@ -59,7 +58,7 @@ def context(scene: Scene) -> dict[str, Any]:
         "shown": f"{SHOWN:,}",
         "attempts": [_told(scene, attempt) for attempt in reversed(scene.attempts)],
         "attempts_shown": ATTEMPTS,
-        "children": [(_link(id_, path), badge(state)) for id_, path, state in scene.children[:CHILDREN]],
+        "children": [(_link(scene, id_, path), badge(state)) for id_, path, state in scene.children[:CHILDREN]],
         "more_children": len(scene.children) > CHILDREN,
     }
 
@@ -83,16 +82,16 @@ def _told(scene: Scene, attempt: Any) -> Told:
     )
 
 
-def _link(id_: Any, path: str) -> SafeString:
-    return format_html('<a href="{}">{}</a>', reverse("admin:dhara_task_change", args=[id_]), name(path))
+def _link(scene: Scene, id_: Any, path: str) -> SafeString:
+    return format_html('<a href="{}">{}</a>', links.to(scene.site, "task_change", id_), name(path))
 
 
 def _facts(scene: Scene) -> Iterator[tuple[str, Any]]:
     """What the row says, in the order in which one asks; what is empty is left out."""
     task, now = scene.task, scene.now
     yield _("Id"), format_html("<code>{}</code>", task.id)
-    yield _("Queue"), _filtered(queue=task.queue)
-    yield _("Function"), _filtered(function=task.function)
+    yield _("Queue"), _filtered(scene, queue=task.queue)
+    yield _("Function"), _filtered(scene, function=task.function)
     yield _("Priority"), task.priority
     yield _("Attempts"), f"{counted(task)}/{task.max_attempts}"
     for label, number in (
@@ -126,13 +125,14 @@ def _rare_facts(scene: Scene) -> Iterator[tuple[str, Any]]:
         yield _("Last error"), format_html("<code>{}</code>", name(task.error_class))
     yield _("Backend"), name(task.backend)
     if scene.parent:
-        yield _("Enqueued by"), _link(scene.parent.pk, scene.parent.function)
+        yield _("Enqueued by"), _link(scene, scene.parent.pk, scene.parent.function)
     elif task.parent_id:
         yield _("Enqueued by"), format_html(_("{} (deleted)"), task.parent_id)
 
 
-def _filtered(**parameters: str) -> SafeString:
+def _filtered(scene: Scene, **parameters: str) -> SafeString:
     """A value that leads to the list of all tasks with it."""
     [value] = parameters.values()
-    address = f"{reverse('admin:dhara_task_changelist')}?{urlencode(parameters)}"
+    query = urlencode({**parameters, **databases.named(scene.task.database)})
+    address = f"{links.to(scene.site, 'task_changelist')}?{query}"
     return format_html('<a href="{}">{}</a>', address, name(value))

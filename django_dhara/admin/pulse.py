@@ -9,7 +9,7 @@ from typing import Any
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from django_dhara.admin import audit, graphs, spark
+from django_dhara.admin import audit, databases, graphs, spark
 from django_dhara.admin.charts import Chart
 from django_dhara.admin.text import moment, name, visible
 from django_dhara.stats import RANGES, History, Point, Tally
@@ -33,6 +33,10 @@ def charts(points: Sequence[Point], now: datetime) -> list[Chart]:
 
 
 def entries(model: Any, key: str, now: datetime) -> Iterator[tuple[SafeString | str, SafeString, str]]:
-    """What people did to a queue or a worker: when, who, what."""
-    for entry in audit.entries(model, key):
+    """What people did to a queue or a worker: when, who, what; nothing where it cannot be read in time."""
+    try:
+        found = audit.entries(model, key)
+    except databases.TooSlow:
+        return
+    for entry in found:
         yield moment(entry.action_time, now), name(entry.user.get_username()), visible(entry.get_change_message())

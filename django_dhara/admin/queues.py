@@ -15,7 +15,7 @@ from django.db import transaction
 from django.forms.widgets import Script
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django.urls import path
 from django.utils.functional import cached_property
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -23,7 +23,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_dhara import operations, stats
-from django_dhara.admin import audit, backlog, databases, pulse
+from django_dhara.admin import audit, backlog, databases, links, pulse
 from django_dhara.admin.backlog import RECENT, Backlog, QueueRow
 from django_dhara.admin.charts import HATCH
 from django_dhara.admin.readonly import ReadOnlyAdmin
@@ -150,6 +150,7 @@ class QueueAdmin(ReadOnlyAdmin):
             address=self._address(read, row),
             button=self._with_database(read, row, button) if self.may_pause(request) else "",
             tasks=tasks,
+            database=read.database,
         )
 
     def _functions(self, request: HttpRequest, alias: str, row: QueueRow) -> list[dict[str, Any]]:
@@ -158,11 +159,11 @@ class QueueAdmin(ReadOnlyAdmin):
             found = stats.totals(alias, row.backend, RANGES["1h"], "function", queue=row.queue)
         except stats.TooSlow:
             return []
-        address = self._address_of("task", "changelist")
+        address, more = self._address_of("task", "changelist"), databases.named(alias)
         return [
             {
                 "name": name(function),
-                "address": f"{address}?{urlencode({'queue': row.queue, 'function': function})}",
+                "address": f"{address}?{urlencode({'queue': row.queue, 'function': function, **more})}",
                 "runs": tally.runs,
                 "failed": tally.failed,
                 "times": [_unbroken(tally.run_time(share)) for share in (0.5, 0.95)],
@@ -194,7 +195,7 @@ class QueueAdmin(ReadOnlyAdmin):
         return self._address_of("queue", view, *arguments)
 
     def _address_of(self, model: str, view: str, *arguments: Any) -> str:
-        return reverse(f"admin:dhara_{model}_{view}", args=arguments, current_app=self.admin_site.name)
+        return links.to(self.admin_site.name, f"{model}_{view}", *arguments)
 
 
 def set_paused(user: Any, database: str, row: QueueRow, *, paused: bool) -> bool:
@@ -222,8 +223,11 @@ def _told(*, paused: bool, is_new: bool, is_gone: bool) -> str:
 class Shown:
     """A queue as a template wants it."""
 
-    def __init__(self, row: QueueRow, now: datetime, *, site: str, address: str, button: str, tasks: str) -> None:
+    def __init__(
+        self, row: QueueRow, now: datetime, *, site: str, address: str, button: str, tasks: str, database: str
+    ) -> None:
         self.row, self.now, self.address, self.button = row, now, address, button
+        self._query = {"queue": row.queue, **databases.named(database)}
         self.verb = "resume" if row.paused_at else "pause"
         self._site, self._tasks = site, tasks
 
@@ -291,7 +295,7 @@ class Shown:
         """The workers that serve it: name and slots."""
         return [
             (
-                worker_name(worker, reverse("admin:dhara_worker_change", args=[worker.id], current_app=self._site)),
+                worker_name(worker, links.to(self._site, "worker_change", worker.id)),
                 f"{worker.busy}/{worker.concurrency}",
             )
             for worker in self.row.servers[:SERVERS]
@@ -334,9 +338,7 @@ class Shown:
     def _link(self, state: str, shown: str) -> SafeString | str:
         if not self._tasks:
             return shown
-        return format_html(
-            '<a href="{}?{}">{}</a>', self._tasks, urlencode({"state": state, "queue": self.row.queue}), shown
-        )
+        return format_html('<a href="{}?{}">{}</a>', self._tasks, urlencode({"state": state, **self._query}), shown)
 
     @property
     def oldest(self) -> SafeString | str:

@@ -7,7 +7,8 @@ from urllib.parse import urlencode
 
 import django
 from django.contrib import admin, messages
-from django.core.exceptions import ValidationError
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.core.exceptions import BadRequest, ValidationError
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
@@ -81,12 +82,20 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         links = [(capfirst(str(self.opts.verbose_name_plural)), whole), *more]
         return {"is_list": django.VERSION >= (6, 1), "links": links}
 
+    def gone(self, request: HttpRequest, told: str) -> HttpResponse:
+        """Back to the list: the row was there a moment ago, when its page or its link was shown."""
+        self.message_user(request, told, messages.WARNING)
+        return HttpResponseRedirect(
+            reverse(f"admin:dhara_{self.opts.model_name}_changelist", current_app=self.admin_site.name)
+        )
+
     def shown(self, row: Model) -> Model:
         """The row as Django's own templates may show it."""
         return row
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         if request.method == "POST":
+            self._check_selection(request)
             return super().changelist_view(request, extra_context)
         try:
             with databases.time_limit(databases.chosen(request), PATIENCE):
@@ -97,3 +106,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         message = _("That took more than %g seconds and was stopped. Choose a state, or search by id.") % PATIENCE
         self.message_user(request, message, messages.ERROR)
         return HttpResponseRedirect(request.path)
+
+    def _check_selection(self, request: HttpRequest) -> None:
+        """Django would answer what is no key with an error of its own."""
+        try:
+            for key in request.POST.getlist(ACTION_CHECKBOX_NAME):
+                self.opts.pk.to_python(key)
+        except ValidationError as error:
+            raise BadRequest("Not an id.") from error

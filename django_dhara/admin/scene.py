@@ -10,13 +10,12 @@ from uuid import UUID
 
 from django.conf import settings
 from django.contrib.admin.models import LogEntry
-from django.contrib.contenttypes.models import ContentType
 from django.db.models import Func, IntegerField, TextField
 from django.db.models.functions import Cast, Left, Length, Now, Right
 from django.utils.translation import gettext_lazy
 
 from django_dhara import fleet, redaction
-from django_dhara.admin import audit, trees
+from django_dhara.admin import audit, databases, trees
 from django_dhara.admin.backlog import key
 from django_dhara.admin.text import pretty
 from django_dhara.models import Attempt, Queue, Task, TaskQuerySet, Worker
@@ -66,14 +65,18 @@ class Document(NamedTuple):
 class Scene:
     """A task and what surrounds it."""
 
-    task: Task
+    #: A row with its database.
+    task: Any
+    #: The name of the admin site that shows it; links stay there.
+    site: str
     #: The database's time, to which all others are compared.
     now: datetime
     #: Newest last; `more_attempts` older ones are left out.
     attempts: Sequence[Attempt]
     more_attempts: int
     workers: Mapping[UUID, Worker]
-    entries: Sequence[LogEntry]
+    #: None: they could not be read in time.
+    entries: Sequence[LogEntry] | None
     children: Sequence[tuple[UUID, str, str]]
     parent: Task | None
     paused_at: datetime | None
@@ -95,13 +98,14 @@ def with_documents(queryset: TaskQuerySet) -> Any:
     )
 
 
-def read(alias: str, task: Any) -> Scene:
+def read(alias: str, task: Any, site: str) -> Scene:
     """Everything about `task`, a row of `with_documents()`."""
     attempts = list(_attempts(alias, task.id))
     waits = task.state == State.PENDING
     paused_at = _paused_at(alias, task) if waits else None
     return Scene(
         task=task,
+        site=site,
         now=task.now,
         attempts=attempts[:ATTEMPTS][::-1],
         more_attempts=attempts[0].number_of_all - ATTEMPTS if len(attempts) > ATTEMPTS else 0,
@@ -119,10 +123,11 @@ def read(alias: str, task: Any) -> Scene:
     )
 
 
-def glance(alias: str, task: Any) -> Scene:
+def glance(alias: str, task: Any, site: str) -> Scene:
     """What is said of a running task again and again, by two queries."""
     return Scene(
         task=task,
+        site=site,
         now=task.now,
         attempts=(),
         more_attempts=0,
@@ -203,11 +208,12 @@ def _workers(alias: str, task: Task, attempts: Iterable[Attempt]) -> Mapping[UUI
     return Worker.objects.using(alias).in_bulk(ids)
 
 
-def _entries(id_: UUID) -> Sequence[LogEntry]:
-    """What people did to it, newest last."""
-    content_type = ContentType.objects.get_for_model(Task)
-    entries = LogEntry.objects.filter(content_type=content_type, object_id=str(id_)).select_related("user")
-    return list(entries.order_by("-action_time")[:ENTRIES])[::-1]
+def _entries(id_: UUID) -> Sequence[LogEntry] | None:
+    """What people did to it, newest last; None if that could not be read in time."""
+    try:
+        return audit.entries(Task, str(id_), ENTRIES)[::-1]
+    except databases.TooSlow:
+        return None
 
 
 def _children(alias: str, task: Task) -> Sequence[tuple[UUID, str, str]]:

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.contrib.admin.utils import quote
-from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from django_dhara.admin import audit
+from django_dhara.admin import audit, links
 from django_dhara.admin.backlog import key
 from django_dhara.admin.scene import Scene
 from django_dhara.admin.text import age, first_line, moment, name, span, visible, worker_name
@@ -75,8 +74,8 @@ def _obstacles(scene: Scene) -> Iterator[SafeString | str]:
 
 
 def _paused(scene: Scene, since: datetime) -> SafeString:
-    address = reverse("admin:dhara_queue_change", args=[quote(key(scene.task.backend, scene.task.queue))])
-    link = format_html('<a href="{}">{}</a>', address, _("its page"))
+    address = links.to(scene.site, "queue_change", quote(key(scene.task.backend, scene.task.queue)))
+    link = links.linked(address, format_html("{}", _("its page")))
     pause = audit.pause(since, scene.now, scene.paused_by)
     told = format_html(_("Its queue has been paused for {}: it waits until somebody resumes it, on {}."), pause, link)
     return format_html('<strong class="dhara-alert dhara-pending">{}</strong>', told)
@@ -119,8 +118,7 @@ def worker(scene: Scene, id_: UUID | None) -> SafeString | str:
     known = scene.workers.get(id_) if id_ else None
     if known is None:
         return format_html(_("worker {}"), str(id_)[:8]) if id_ else "–"
-    address = reverse("admin:dhara_worker_change", args=[known.pk])
-    return worker_name(known, address)
+    return worker_name(known, links.to(scene.site, "worker_change", known.pk))
 
 
 def timeline(scene: Scene) -> list[Event]:
@@ -178,7 +176,7 @@ def _present_run(scene: Scene) -> Iterator[Event]:
 
 def _operated(scene: Scene) -> Iterator[Event]:
     """What people did. An admin's clock is not the database's: such a line may be a little out of place."""
-    for entry in scene.entries:
+    for entry in scene.entries or ():
         detail = format_html(_("by {}"), name(entry.user.get_username()))
         yield _event(scene, entry.action_time, "person", visible(entry.get_change_message()), detail)
     if scene.task.cancel_requested_at:

@@ -144,6 +144,11 @@ class TaskChangeList(BoundedChangeList):
         return [*sidebar.groups(self.asked, sidebar.known(self.alias), self.address)]
 
     @property
+    def has_bulk_changes(self) -> bool:
+        """Can all that match be changed? The page that makes such a change go on need not be on every admin site."""
+        return bulkchanges.are_on(self.model_admin.admin_site.name)
+
+    @property
     def fields(self) -> Iterator[tuple[str, str, Any]]:
         """An example of each field that may be asked for, its address, and what it means."""
         for key, field in search.FIELDS.items():

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
-from django.utils.translation import gettext as _
 
 from django_dhara.admin import page, scene
 from django_dhara.admin.letters import DeadLettersAdmin
@@ -27,7 +26,7 @@ from django_dhara.admin.operations import (
     Verb,
 )
 from django_dhara.admin.tasklist import TaskListAdmin
-from django_dhara.admin.text import visible
+from django_dhara.admin.text import no_task, visible
 from django_dhara.models import Task
 from django_dhara.states import FINAL, REVIVABLE, State
 
@@ -50,8 +49,7 @@ class TaskAdmin(TaskPageAdmin, DeadLettersAdmin, TaskListAdmin):
             raise PermissionDenied
         task = self.get_object(request, object_id)
         if task is None:
-            self.message_user(request, _("There is no task %s (any more).") % visible(object_id), messages.WARNING)
-            return HttpResponseRedirect(self._reverse("changelist"))
+            return self.gone(request, no_task(object_id))
         return self._page(request, task, extra_context)
 
     def shown(self, row: Any) -> Any:
@@ -76,7 +74,7 @@ class TaskAdmin(TaskPageAdmin, DeadLettersAdmin, TaskListAdmin):
             "has_view_permission": True,
             "buttons": [*self._buttons(request, full)],
             "history": self._reverse("history", task.pk),
-            **page.context(scene.read(task.database, full)),
+            **page.context(scene.read(task.database, full, self.admin_site.name)),
             **self.live_context(request, full),
             **(extra_context or {}),
         }

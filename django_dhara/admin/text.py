@@ -153,6 +153,10 @@ def _line(depth: int) -> str:
     return "\n" + "  " * min(max(depth, 0), _DEEPEST)
 
 
+def no_task(id_: object) -> str:
+    return _("There is no task %s (any more).") % visible(id_)
+
+
 def counted(task: Any) -> int:
     """Failed and lost runs, and the present or successful one: what `TaskResult.attempts` says."""
     return int(task.failures + task.lost + (task.state in (State.RUNNING, State.COMPLETED)))

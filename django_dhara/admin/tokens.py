@@ -129,7 +129,8 @@ class TokenAdmin(ReadOnlyAdmin):
         if "confirmed" not in request.POST:
             return self._question(request, list(queryset))
         revoked = [token for token in queryset if tokens.revoke(token.pk)]
-        LogEntry.objects.log_actions(int(request.user.pk or 0), revoked, CHANGE, "Revoked.")
+        user: Any = request.user
+        LogEntry.objects.log_actions(user.pk, revoked, CHANGE, "Revoked.")
         count = len(revoked)
         told = ngettext("%s token revoked.", "%s tokens revoked.", count) % count
         self.message_user(request, told, messages.SUCCESS if count else messages.WARNING)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any, ClassVar
+from urllib.parse import urlencode
 from uuid import UUID
 
 from django.contrib import admin, messages
@@ -13,9 +14,9 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 from django.forms.widgets import Script
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django.urls import path
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -23,7 +24,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_dhara import fleet
-from django_dhara.admin import audit, crew, databases, pulse
+from django_dhara.admin import audit, crew, databases, links, pulse
 from django_dhara.admin.charts import HATCH
 from django_dhara.admin.crew import NAMED, NAMED_ON_PAGE
 from django_dhara.admin.lists import MOST, BoundedChangeList, DatabaseFilter, Filter
@@ -32,6 +33,7 @@ from django_dhara.admin.readonly import ReadOnlyAdmin
 from django_dhara.admin.text import age, moment, name, visible, worker_name
 from django_dhara.fleet import PRESENT, Status
 from django_dhara.models import Command, Worker
+from django_dhara.states import State
 from django_dhara.stats import LOST_SECONDS, Tally
 
 
@@ -79,6 +81,7 @@ class WorkerChangeList(BoundedChangeList):
         alias = databases.chosen(request)
         running, settled = crew.running_tasks(alias, [worker.pk for worker in self.result_list]), crew.lately(alias)
         for worker in self.result_list:
+            worker.database = alias
             worker.running = running.get(worker.pk, [])
             worker.settled = settled.get(str(worker.pk)) or Tally()
 
@@ -149,25 +152,26 @@ class WorkerAdmin(ReadOnlyAdmin):
     def runs_(self, worker: Any) -> SafeString | str:
         if not worker.running:
             return "–"
-        more = worker.running[0].number > NAMED
-        last = format_html('<li><a href="{}">{}</a></li>', self._all_of(worker), _("all")) if more else ""
+        address = self._all_of(worker) if worker.running[0].number > NAMED else ""
+        last = format_html('<li><a href="{}">{}</a></li>', address, _("all")) if address else ""
         return format_html('<ul class="dhara-plain">{}{}</ul>', self._items(worker, is_short=True), last)
 
     def _items(self, worker: Any, *, is_short: bool = False) -> SafeString:
-        rows = (
-            (
-                self._reverse("change", task.pk, model="task"),
-                visible(task.function),
-                name(task.function.rpartition(".")[2] if is_short else task.function),
-                moment(task.attempted_at, worker.now),
-            )
-            for task in worker.running
-        )
-        line = '<li><a href="{}" title="{}">{}</a> <span class="dhara-quiet">{}</span></li>'
-        return format_html_join("", line, rows)
+        rows = ((self._task(task, is_short=is_short), moment(task.attempted_at, worker.now)) for task in worker.running)
+        return format_html_join("", '<li>{} <span class="dhara-quiet">{}</span></li>', rows)
+
+    def _task(self, task: Any, *, is_short: bool) -> SafeString:
+        """The function of a task, with a link where this site has pages of tasks."""
+        shown = name(task.function.rpartition(".")[2] if is_short else task.function)
+        address = self._reverse("change", task.pk, model="task")
+        if not address:
+            return shown
+        return format_html('<a href="{}" title="{}">{}</a>', address, visible(task.function), shown)
 
     def _all_of(self, worker: Any) -> str:
-        return f"{self._reverse('changelist', model='task')}?state=RUNNING&worker={worker.pk}"
+        address = self._reverse("changelist", model="task")
+        query = {"state": State.RUNNING, "worker": worker.pk, **databases.named(worker.database)}
+        return f"{address}?{urlencode(query)}" if address else ""
 
     @admin.display(description=gettext_lazy("5 min"))
     def settled_(self, worker: Any) -> SafeString | str:
@@ -245,7 +249,7 @@ class WorkerAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         worker = self.get_object(request, str(worker_id))
         if worker is None:
-            raise Http404
+            return self.gone(request, _no_worker(worker_id))
         page = self._reverse("change", worker.pk)
         if verb == Command.Verb.DRAIN and "confirmed" not in request.POST:
             return self._confirmation(request, [worker], back=page, trail=self.trail((worker.name, page)))
@@ -264,9 +268,7 @@ class WorkerAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         worker = self.get_object(request, object_id)
         if worker is None:
-            told = _("There is no worker %s (any more): its row goes a day after its last word.") % visible(object_id)
-            self.message_user(request, told, messages.WARNING)
-            return HttpResponseRedirect(self._reverse("changelist"))
+            return self.gone(request, _no_worker(object_id))
         return self._response(request, "page", {**self._page(request, worker), **(extra_context or {})})
 
     def _page(self, request: HttpRequest, worker: Any) -> dict[str, Any]:
@@ -321,7 +323,7 @@ class WorkerAdmin(ReadOnlyAdmin):
         return TemplateResponse(request, f"admin/dhara/worker/{template}.html", whole)
 
     def _reverse(self, view: str, *arguments: Any, model: str = "worker") -> str:
-        return reverse(f"admin:dhara_{model}_{view}", args=arguments, current_app=self.admin_site.name)
+        return links.to(self.admin_site.name, f"{model}_{view}", *arguments)
 
 
 #: Of `models.Worker.Meta.permissions`.
@@ -329,6 +331,10 @@ PERMISSIONS = {Command.Verb.DRAIN: "drain_worker", Command.Verb.STACKS: "view_st
 LABELS = {Command.Verb.DRAIN: gettext_lazy("Drain"), Command.Verb.STACKS: gettext_lazy("Show stacks")}
 #: What the log keeps.
 DONE = {Command.Verb.DRAIN: "Asked to drain.", Command.Verb.STACKS: "Asked what its threads do."}
+
+
+def _no_worker(id_: object) -> str:
+    return _("There is no worker %s (any more): its row goes a day after its last word.") % visible(id_)
 
 
 def _summary(verb: Command.Verb, asked: int, refused: int) -> str:

@@ -11,7 +11,7 @@ The admin and the API share it. No code of a function is imported.
 
 from django_dhara.search.finding import MOST, CursorError, Found, Looked, Page, count, page, walk
 from django_dhara.search.language import FIELDS, Field, Problem, Search, SearchError, Term, Value, parse
-from django_dhara.search.moments import duration
+from django_dhara.search.moments import duration, readable
 
 __all__ = [
     "FIELDS",
@@ -30,5 +30,6 @@ __all__ = [
     "duration",
     "page",
     "parse",
+    "readable",
     "walk",
 ]

@@ -19,11 +19,12 @@ from django.db import connections
 from django.db.models import Q
 from django.utils import timezone
 
-from django_dhara.models import READABLE, Task, TaskQuerySet
+from django_dhara.models import Task, TaskQuerySet
 from django_dhara.search.conditions import conditions
 from django_dhara.search.language import PAYLOAD, Search
+from django_dhara.search.moments import readable
 from django_dhara.search.sources import GATHER, Source, source, time_of, uncovered
-from django_dhara.sql import TooSlow, time_limit
+from django_dhara.sql import TooSlow, time_limit, utc
 
 #: Rows that are looked through for one page. Fewer are tried where that takes too long: payloads can be large.
 WINDOWS = (20_000, 2_000, 200)
@@ -80,7 +81,7 @@ class _Cursor(NamedTuple):
     is_newer: bool = False
 
     def __str__(self) -> str:
-        parts = [value.isoformat() if isinstance(value, datetime) else str(value) for value in self.place]
+        parts = [utc(value).isoformat() if isinstance(value, datetime) else str(value) for value in self.place]
         return "~".join(["newer" if self.is_newer else "older", *parts])
 
 
@@ -170,11 +171,10 @@ def _time(key: _Key | None) -> datetime | None:
 def _read_cursor(text: str, where: Source) -> _Cursor:
     way, *parts = text.split("~")
     try:
-        place = (*(map(datetime.fromisoformat, parts[:-1])), UUID(parts[-1]))
-        is_time = all(READABLE[0] <= time <= READABLE[1] for time in place[:-1])  # type: ignore[operator]
-    except (ValueError, IndexError, TypeError) as error:
+        place = (*(map(readable, parts[:-1])), UUID(parts[-1]))
+    except (ValueError, IndexError) as error:
         raise CursorError(text) from error
-    if way not in ("older", "newer") or len(place) != len(_columns(where)) or not is_time:
+    if way not in ("older", "newer") or len(place) != len(_columns(where)):
         raise CursorError(text)
     return _Cursor(place, way == "newer")
 

@@ -24,6 +24,8 @@ from django_dhara.states import State
 
 #: Bounds of one search: characters, terms, and values of a term.
 MAX_LENGTH, MAX_TERMS, MAX_VALUES = 2000, 40, 100
+#: Characters of one whose times are written out: `after:2h` becomes longer.
+MAX_KEPT = MAX_LENGTH + 40 * MAX_TERMS
 
 #: What a bare word is kept under.
 TEXT = "text"
@@ -251,15 +253,19 @@ FIELDS: Mapping[str, Field] = {
 _SINGLE = {"after", "before", "finished_after", "finished_before"}
 
 
-def parse(text: str) -> Search:
+def parse(text: str, *, is_kept: bool = False) -> Search:
     """The search that a text means.
+
+    Args:
+        is_kept: it is what `Search.at` made of one, and may be longer.
 
     Raises:
         SearchError: it has every problem that the text has, in their order.
     """
-    if len(text) > MAX_LENGTH:
+    most = MAX_KEPT if is_kept else MAX_LENGTH
+    if len(text) > most:
         message = _("A search has at most %(most)s characters, this one has %(length)s.")
-        raise SearchError(text, [Problem(0, "", message % {"most": MAX_LENGTH, "length": len(text)})])
+        raise SearchError(text, [Problem(0, "", message % {"most": most, "length": len(text)})])
     terms: list[Term] = []
     problems: list[Problem] = []
     for word in _words(text):

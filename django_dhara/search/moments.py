@@ -7,6 +7,9 @@ from datetime import UTC, datetime, time, timedelta
 
 from django.utils import timezone
 
+from django_dhara.models import READABLE
+from django_dhara.sql import utc
+
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _AGO = re.compile(r"(?:\d{1,9}[smhdw])+")
 _OF_TODAY = re.compile(r"\d{1,2}:\d{2}(:\d{2})?")
@@ -19,7 +22,7 @@ def moment(text: str, now: datetime) -> datetime:
         ValueError: it means none.
     """
     try:
-        return _moment(text.strip(), now)
+        return _moment(text.strip(), utc(now))
     except OverflowError as error:
         raise ValueError("too far away") from error
 
@@ -33,6 +36,18 @@ def duration(text: str) -> float:
     if not _AGO.fullmatch(text.strip()):
         raise ValueError("no duration")
     return float(sum(int(part[:-1]) * _UNITS[part[-1]] for part in re.findall(r"\d+\w", text)))
+
+
+def readable(text: str) -> datetime:
+    """The ISO time that stands in an address, in UTC: PostgreSQL reads no offset of 16 hours and more.
+
+    Raises:
+        ValueError: it is none, has no offset, or no column can have it.
+    """
+    when = datetime.fromisoformat(text)
+    if when.tzinfo is None or not READABLE[0] <= when <= READABLE[1]:
+        raise ValueError("no time with an offset that a column can have")
+    return when.astimezone(UTC)
 
 
 def _moment(text: str, now: datetime) -> datetime:

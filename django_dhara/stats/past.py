@@ -239,7 +239,7 @@ class _Window(NamedTuple):
     def now(cls, execute: Execute, range_: Range, only: dict[str, Any], *, by_worker: bool = False) -> _Window:
         step = timedelta(seconds=range_.step)
         [[now, current, there]] = execute(_NOW, {"step": step})
-        since = current - timedelta(seconds=range_.seconds)
+        since = sql.utc(current) - timedelta(seconds=range_.seconds)
         # Quarters do not tell workers apart.
         has_quarters = there and range_.seconds > _HOUR and not only["worker"] and not by_worker
         return cls(range_, since, now, {**only, "step": step, "since": since}, has_quarters)
@@ -247,9 +247,10 @@ class _Window(NamedTuple):
     def points(self, tallies: dict[datetime, Tally]) -> list[Point]:
         """A point for each step, whether something happened in it or not."""
         step, found, start = timedelta(seconds=self.range.step), [], self.since
-        while start <= self.ends:
-            seconds = min(step, self.ends - start).total_seconds()
-            found.append(Point(start, seconds, tallies.get(start) or Tally()))
+        known, ends = {sql.utc(when): tally for when, tally in tallies.items()}, sql.utc(self.ends)
+        while start <= ends:
+            seconds = min(step, ends - start).total_seconds()
+            found.append(Point(start, seconds, known.get(start) or Tally()))
             start += step
         return found
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from django import template
 from django.http import HttpRequest
-from django.urls import reverse
 
 from django_dhara.states import State
 
@@ -52,7 +51,7 @@ def _may_be(asked: Search, field: str, value: str) -> bool:
 def _address(request: HttpRequest, queue: Any) -> str:
     from django.contrib.admin.utils import quote
 
+    from django_dhara.admin import links
     from django_dhara.admin.backlog import key
 
-    site = getattr(request, "current_app", None)
-    return reverse("admin:dhara_queue_change", args=[quote(key(queue.backend, queue.queue))], current_app=site)
+    return links.to(getattr(request, "current_app", None), "queue_change", quote(key(queue.backend, queue.queue)))

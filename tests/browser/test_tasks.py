@@ -1,6 +1,7 @@
 """The list of tasks in a real browser: searched, filtered, selected, changed in bulk, with the keyboard and narrow."""
 
 import re
+from time import monotonic
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -8,6 +9,7 @@ from django.contrib.admin.models import LogEntry
 from django_dhara import bulk
 from django_dhara.models import BulkChange, Task
 from django_dhara.search import parse
+from django_dhara.sql import TooSlow
 from django_dhara.states import State
 from tests.browser.conftest import NARROW, WIDE
 from tests.rows import a_task, an_attempt, fresh
@@ -182,6 +184,35 @@ def test_a_bulk_change_is_stopped_by_its_button(browse, dead, steps_of):
     change = BulkChange.objects.get()
     assert 0 < change.counts["revived"] < 150
     assert Task.objects.filter(state=State.PENDING).count() == change.counts["revived"]
+
+
+def test_while_another_browser_makes_a_step_this_one_does_not_ask_all_the_time(browse, dead, other_session):
+    change, times = bulk.create("default", "revive", parse("state:dead")), []
+    other_session.set_autocommit(False)
+    with other_session.cursor() as cursor:
+        cursor.execute("SELECT FROM dhara_bulk_change FOR UPDATE")
+    with browse() as page:
+        page.on("request", lambda request: times.append(monotonic()) if request.url.endswith("/step/") else None)
+        page.goto(f"/admin/dhara/bulkchange/{change.pk}/change/")
+        while len(times) < 4:
+            page.wait_for_event("request")
+        other_session.rollback()
+        page.wait_for_selector(".dhara-completed >> text=Done")
+    assert times[3] - times[1] > 0.9
+    assert Task.objects.filter(state=State.PENDING).count() == 150
+
+
+def test_why_a_bulk_change_stands_still_is_said_where_it_is_looked_at(browse, dead, monkeypatch):
+    def slow(*arguments, **named):
+        raise TooSlow
+
+    monkeypatch.setattr(bulk.search, "walk", slow)
+    change = bulk.create("default", "revive", parse("state:dead"))
+    with browse() as page:
+        page.goto(f"/admin/dhara/bulkchange/{change.pk}/change/")
+        page.wait_for_selector("#dhara-failed:has-text('The search takes too long')")
+    assert ["409" in problem for problem in browse.problems] == [True]
+    browse.problems.clear()
 
 
 def test_without_a_script_everything_works(browse, dead):

@@ -16,17 +16,22 @@ document.addEventListener("DOMContentLoaded", () => {
             redirect: "error",
         });
         if (!answer.ok) {
-            throw new Error(answer.status);
+            const {told} = await answer.json().catch(() => ({}));
+            throw Object.assign(new Error(answer.status), {told});
         }
         return answer.json();
     }
 
+    // While another browser makes a step, this one makes none and is answered at once: it waits before it asks again.
+    const pause = () => new Promise((resolve) => { setTimeout(resolve, 500); });
+
     async function go() {
         let form = shown.querySelector("form[data-dhara-step]");
+        let last = null;
         while (form) {
             const focused = document.activeElement && document.activeElement.closest("#dhara-bulk form");
             const wanted = focused ? focused.getAttribute("action") : null;
-            const {html} = await step(form);
+            const {html, stand} = await step(form);
             shown.innerHTML = html;
             if (wanted) {
                 const again = shown.querySelector(`form[action="${wanted}"] button`);
@@ -35,8 +40,12 @@ document.addEventListener("DOMContentLoaded", () => {
                 }
             }
             form = shown.querySelector("form[data-dhara-step]");
+            if (form && stand === last) {
+                await pause();
+            }
+            last = stand;
         }
     }
 
-    go().catch(() => { failed.textContent = shown.dataset.failed; });
+    go().catch((error) => { failed.textContent = error.told || shown.dataset.failed; });
 });
