@@ -253,7 +253,8 @@ class BulkChangeAdmin(ReadOnlyAdmin):
         return self._answer(request, change.pk)
 
     def _stands(self, request: HttpRequest, change: Any, told: str) -> HttpResponse:
-        told = f"{told} {_('Stop it, and search for something else.')}"
+        advice = _("Stop it, and search for something else.")
+        told = f"{told} {advice}"
         if _is_script(request):
             return JsonResponse({"told": told}, status=HTTPStatus.CONFLICT)
         self.message_user(request, told, messages.ERROR)
