@@ -20,7 +20,7 @@ from django_dhara.models import Queue, Task, Worker
 from django_dhara.words import isolated, rate, short_time
 from example_project.urls import urlpatterns as ours
 from tests.minutes import CHARGE, MAIL, a_crew, a_minute, an_afternoon
-from tests.rows import a_task, ago
+from tests.rows import a_task, ago, ahead
 from tests.test_admin import a_client, second_database, shown  # noqa: F401
 
 OVERVIEW = "/admin/dhara/"
@@ -42,17 +42,34 @@ def test_what_needs_a_person_stands_first_with_a_link_to_where_it_is_mended(clie
     response = client.get(OVERVIEW)
     seen = shown(response)
     assert seen.index("Needs a person") < seen.index("Throughput") < seen.index("By queue")
-    assert "! Harm Queue email falls behind: 60 ready, the oldest for 3 min; it grows. Pending tasks" in seen
+    assert "! Harm Queue email falls behind: 60 ready, the oldest for 3 min; it grows. Ready tasks" in seen
     assert f"▲ Warning {CHARGE} fails" in seen
     body = response.content.decode()
     # Also on Django 5.2, whose block of object tools is within the content.
     assert body.index("<h1>Overview") < body.index('class="dhara-lists"') < body.index('class="dhara-attention"')
     for address in (
-        "/admin/dhara/task/?state=PENDING&amp;queue=email",
+        "/admin/dhara/task/?is=ready&amp;queue=email",
         f"/admin/dhara/task/?function={CHARGE}&amp;errors=yes",
         "/admin/dhara/worker/",
     ):
         assert f'href="{address}"' in body
+
+
+def test_the_list_behind_a_number_has_that_many(client):
+    """At night the difference between ready and pending is what one came for."""
+    for columns in ({"failures": 1, "run_at": ahead(90)}, {"run_at": ahead(90)}, {"run_at": ahead(90), "queue": "b"}):
+        a_task(**columns)
+    a_task(queue="b")
+    body = client.get(OVERVIEW).content.decode()
+    for address, number in (("is=ready", 1), ("is=ready&amp;queue=b", 1), ("is=scheduled", 3), ("is=retrying", 1)):
+        assert f'href="/admin/dhara/task/?{address}"' in body
+        listed = client.get(f"/admin/dhara/task/?{address.replace('&amp;', '&')}").context["cl"].total
+        assert listed == str(number)
+
+
+def test_dead_tasks_of_one_function_lead_to_its_dead_letters(client):
+    a_task("DEAD", function="shop.charge", failures=5, error_class="builtins.KeyError")
+    assert "/admin/dhara/task/dead/?function=shop.charge" in client.get(OVERVIEW).content.decode()
 
 
 @pytest.mark.fast
@@ -177,7 +194,7 @@ urlpatterns = [*ours, path("back-office/", other_site.urls)]
 @pytest.mark.urls(__name__)
 def test_on_another_admin_site_links_stay_there(client, afternoon):
     body = client.get("/back-office/dhara/").content.decode()
-    assert 'href="/back-office/dhara/task/?state=PENDING&amp;queue=email"' in body
+    assert 'href="/back-office/dhara/task/?is=ready&amp;queue=email"' in body
     assert 'href=""' not in body
     assert "/admin/dhara/" not in body
 

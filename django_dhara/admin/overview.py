@@ -145,7 +145,7 @@ def _cards(overview: Overview, links: Links, *, may_see_workers: bool) -> Iterat
     if standing:
         retries = sum(queue.retries for queue in overview.waiting or ())
         told = ngettext("%s is a retry", "%s are retries", retries) % f"{retries:,}" if retries else ""
-        yield Card(_("Scheduled"), capped(standing.scheduled, COUNT_LIMIT), told, links.tasks(state=State.PENDING))
+        yield Card(_("Scheduled"), capped(standing.scheduled, COUNT_LIMIT), told, links.tasks(**{"is": "scheduled"}))
         died = past.total.counts["dead"] if past else 0
         told = ngettext("%(number)s death in %(range)s", "%(number)s deaths in %(range)s", died)
         detail = told % {"number": f"{died:,}", "range": stats.in_words(overview.range)}
@@ -159,7 +159,7 @@ def _ready(overview: Overview, number: str, links: Links) -> Card:
     since = overview.ready_since
     waited = (overview.now - since).total_seconds() if since else 0.0
     detail = _("oldest %s") % span(max(round(waited), 0)) if since else _what_waits(overview)
-    return Card(_("Ready"), number, detail, links.tasks(state=State.PENDING), "harm" if waited >= 60 else "")
+    return Card(_("Ready"), number, detail, links.ready(), "harm" if waited >= 60 else "")
 
 
 def _what_waits(overview: Overview) -> str:
