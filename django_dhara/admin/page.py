@@ -37,7 +37,7 @@ class Told(NamedTuple):
 
 
 def glance(scene: Scene) -> dict[str, Any]:
-    """What changes while a task runs."""
+    """What changes while one looks."""
     task: Any = scene.task
     runs = task.state == State.RUNNING
     return {

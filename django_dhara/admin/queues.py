@@ -49,7 +49,7 @@ class QueueAdmin(ReadOnlyAdmin):
 
     class Media:
         css: ClassVar = {"all": ("dhara/overview.css", "dhara/fleet.css")}
-        js = (Script("dhara/overview.js", defer=True),)
+        js = (Script("dhara/morph.js", defer=True), Script("dhara/overview.js", defer=True))
 
     def get_urls(self) -> list[Any]:
         view = self.admin_site.admin_view(self.button_view)

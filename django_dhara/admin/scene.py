@@ -98,8 +98,6 @@ def with_documents(queryset: TaskQuerySet) -> Any:
 def read(alias: str, task: Any) -> Scene:
     """Everything about `task`, a row of `with_documents()`."""
     attempts = list(_attempts(alias, task.id))
-    waits = task.state == State.PENDING
-    paused_at = _paused_at(alias, task) if waits else None
     return Scene(
         task=task,
         now=task.now,
@@ -111,16 +109,14 @@ def read(alias: str, task: Any) -> Scene:
         parent=Task.objects.using(alias).filter(id=task.parent_id).only("id", "function", "state").first()
         if task.parent_id
         else None,
-        paused_at=paused_at,
-        paused_by=_paused_by(task, paused_at) if paused_at else "",
-        served=_is_served(alias, task) if waits else True,
+        **_obstacles(alias, task),
         documents=[*documents(task)],
-        backend_known=task.backend in getattr(settings, "TASKS", {}),
+        backend_known=_is_backend_known(task),
     )
 
 
 def glance(alias: str, task: Any) -> Scene:
-    """What is said of a running task again and again, by two queries."""
+    """What is said of a task that has not ended again and again, by a few small queries."""
     return Scene(
         task=task,
         now=task.now,
@@ -130,11 +126,26 @@ def glance(alias: str, task: Any) -> Scene:
         entries=(),
         children=(),
         parent=None,
-        paused_at=None,
-        served=True,
+        **_obstacles(alias, task),
         documents=(),
-        backend_known=True,
+        backend_known=_is_backend_known(task),
     )
+
+
+def _obstacles(alias: str, task: Any) -> dict[str, Any]:
+    """What keeps a pending task waiting."""
+    if task.state != State.PENDING:
+        return {"paused_at": None, "served": True}
+    paused_at = _paused_at(alias, task)
+    return {
+        "paused_at": paused_at,
+        "paused_by": _paused_by(task, paused_at) if paused_at else "",
+        "served": _is_served(alias, task),
+    }
+
+
+def _is_backend_known(task: Any) -> bool:
+    return task.backend in getattr(settings, "TASKS", {})
 
 
 def documents(task: Any) -> Iterable[Document]:

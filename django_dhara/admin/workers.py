@@ -105,7 +105,7 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     class Media:
         css: ClassVar = {"all": ("dhara/overview.css", "dhara/fleet.css")}
-        js = (Script("dhara/overview.js", defer=True),)
+        js = (Script("dhara/morph.js", defer=True), Script("dhara/overview.js", defer=True))
 
     # The list
 
