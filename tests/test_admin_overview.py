@@ -17,7 +17,7 @@ from django_dhara import stats
 from django_dhara.admin import TaskAdmin, WorkerAdmin, charts, overview
 from django_dhara.admin.charts import HEIGHT, Mark, TimeScale
 from django_dhara.models import Queue, Task, Worker
-from django_dhara.words import isolated, rate, short_time
+from django_dhara.words import capped, grouped, isolated, rate, short_time, span
 from example_project.urls import urlpatterns as ours
 from tests.minutes import CHARGE, MAIL, a_crew, a_minute, an_afternoon
 from tests.rows import a_task, ago, ahead
@@ -283,3 +283,34 @@ def test_a_short_time_has_about_two_digits(seconds, said):
 )
 def test_a_rate_has_about_three_digits(number, said):
     assert rate(number) == said
+
+
+@pytest.mark.parametrize(
+    ("language", "told"),
+    [
+        ("en", ["12,345", "2,000+", "1,234", "7.5", "0.25", "1.2 s", "0.5 s"]),
+        ("de", ["12.345", "2.000+", "1.234", "7,5", "0,25", "1,2 s", "0,5 s"]),
+        ("fr", ["12\xa0345", "2\xa0000+", "1\xa0234", "7,5", "0,25", "1,2 s", "0,5 s"]),
+    ],
+)
+def test_numbers_are_written_as_the_language_does(language, told):
+    """To a German "3,077" is a little more than three."""
+    with translation.override(language):
+        numbers = [
+            grouped(12_345),
+            capped(2000, 2000),
+            rate(1234.4),
+            rate(7.5),
+            rate(0.25),
+            short_time(1.23),
+            span(0.5),
+        ]
+    assert numbers == told
+
+
+def test_a_german_page_has_german_numbers(client, settings):
+    settings.LANGUAGE_CODE = "de"
+    a_minute(1, completed=12_000, failed=345)
+    seen = shown(client.get(OVERVIEW))
+    assert "345 von 12.345 Läufen" in seen
+    assert "12,345" not in seen

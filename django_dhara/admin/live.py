@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 
 from django_dhara import operations
 from django_dhara.admin import traces
-from django_dhara.admin.text import first_line, visible
+from django_dhara.admin.text import first_line, grouped, visible
 from django_dhara.models import Command, Task
 from django_dhara.states import State
 
@@ -57,7 +57,7 @@ def _gauge_of(value: dict[str, Any]) -> Gauge | None:
     for done, of in (("done", "of"), ("done", "total"), ("current", "total")):
         share = _share(value.get(done), value.get(of))
         if share is not None:
-            counted = _("%(done)s of %(of)s") % {"done": f"{value[done]:,}", "of": f"{value[of]:,}"}
+            counted = _("%(done)s of %(of)s") % {"done": grouped(value[done]), "of": grouped(value[of])}
             return Gauge(share, f"{counted}, {said}" if said else counted)
     percent = _percent(value.get("percent"))
     return Gauge(percent, said) if said or percent is not None else None

@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from django_dhara.admin import arrows, live, story, traces
 from django_dhara.admin.scene import ATTEMPTS, CHILDREN, SHOWN, Scene
-from django_dhara.admin.text import badge, counted, first_line, moment, name, span, visible, visible_lines
+from django_dhara.admin.text import badge, counted, first_line, grouped, moment, name, span, visible, visible_lines
 from django_dhara.states import State
 
 
@@ -56,7 +56,7 @@ def context(scene: Scene) -> dict[str, Any]:
         "ways": arrows.ways(scene.task),
         "facts": [*_facts(scene)],
         "documents": scene.documents,
-        "shown": f"{SHOWN:,}",
+        "shown": grouped(SHOWN),
         "attempts": [_told(scene, attempt) for attempt in reversed(scene.attempts)],
         "attempts_shown": ATTEMPTS,
         "children": [(_link(id_, path), badge(state)) for id_, path, state in scene.children[:CHILDREN]],

@@ -31,7 +31,7 @@ from django_dhara.admin.text import NAME_LENGTH, exact, name, span, tag, visible
 from django_dhara.models import Queue
 from django_dhara.states import State
 from django_dhara.stats import RANGES, Tally
-from django_dhara.words import NO_BREAK, rate, short_time
+from django_dhara.words import NO_BREAK, grouped, rate, short_time
 
 #: Functions and workers named on the page of a queue.
 FUNCTIONS, SERVERS = 50, 50
@@ -166,8 +166,8 @@ class QueueAdmin(ReadOnlyAdmin):
             {
                 "name": name(function),
                 "address": f"{address}?{urlencode({'queue': row.queue, 'function': function})}",
-                "runs": f"{tally.runs:,}",
-                "failed": f"{tally.failed:,}",
+                "runs": grouped(tally.runs),
+                "failed": grouped(tally.failed),
                 "times": [_unbroken(tally.run_time(share)) for share in (0.5, 0.95)],
             }
             for function, tally in sorted(found.items(), key=lambda pair: -pair[1].runs)[:FUNCTIONS]
@@ -280,7 +280,7 @@ class Shown:
                 "%s of its tasks were running when a worker died, and wait apart.",
                 row.held.suspects,
             )
-            yield told % f"{row.held.suspects:,}"
+            yield told % grouped(row.held.suspects)
 
     @property
     def servers(self) -> list[tuple[SafeString, str]]:
@@ -304,7 +304,7 @@ class Shown:
         if not suspects:
             return shown
         title = _("were running when a worker died, and wait apart")
-        return format_html('{} <small title="{}">+{}</small>', shown, title, f"{suspects:,}")
+        return format_html('{} <small title="{}">+{}</small>', shown, title, grouped(suspects))
 
     @property
     def scheduled(self) -> SafeString | str:
@@ -324,7 +324,7 @@ class Shown:
         return bool(self.row.waiting and self.row.waiting.is_capped)
 
     def _count(self, count: int, *, is_capped: bool = False, **which: str) -> SafeString | str:
-        shown = f"{count:,}+" if is_capped and count else f"{count:,}"
+        shown = f"{grouped(count)}+" if is_capped and count else grouped(count)
         return self._link(shown, **which) if count else shown
 
     def _link(self, shown: str, **which: str) -> SafeString | str:
@@ -387,4 +387,4 @@ class Past(NamedTuple):
 
     @property
     def failed(self) -> str:
-        return f"{self.tally.failed:,}"
+        return grouped(self.tally.failed)

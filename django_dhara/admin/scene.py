@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy
 from django_dhara import fleet, redaction
 from django_dhara.admin import audit, trees
 from django_dhara.admin.backlog import key
-from django_dhara.admin.text import pretty
+from django_dhara.admin.text import grouped, pretty
 from django_dhara.models import Attempt, Queue, Task, TaskQuerySet, Worker
 from django_dhara.states import State
 
@@ -59,7 +59,7 @@ class Document(NamedTuple):
 
     @property
     def size_shown(self) -> str:
-        return f"{self.size:,}"
+        return grouped(self.size)
 
 
 @dataclass(slots=True, kw_only=True)

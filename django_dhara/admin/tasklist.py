@@ -22,7 +22,7 @@ from django_dhara import redaction, search
 from django_dhara.admin import bulkchanges, databases, scene, sidebar
 from django_dhara.admin.actions import TaskActionsAdmin
 from django_dhara.admin.lists import BoundedChangeList
-from django_dhara.admin.text import age, badge, counted, exact, first_line, moment, name, visible
+from django_dhara.admin.text import age, badge, counted, exact, first_line, grouped, moment, name, visible
 from django_dhara.models import Attempt
 from django_dhara.states import FINAL, State
 
@@ -182,14 +182,14 @@ class TaskChangeList(BoundedChangeList):
         if self.problem or looked.complete or len(self.result_list) >= SIZE:
             return ""
         if looked.until is None:
-            return _("Up to %s tasks were looked through.") % f"{looked.rows:,}"
+            return _("Up to %s tasks were looked through.") % grouped(looked.rows)
         if self._by_end:
             text = _("The %(rows)s tasks that ended last were looked through, back to %(until)s.")
         else:
             text = _("The newest %(rows)s tasks were looked through, back to %(until)s.")
         if "cursor" in self.request.GET:
             text = _("The next %(rows)s tasks were looked through, back to %(until)s.")
-        return text % {"rows": f"{looked.rows:,}", "until": exact(looked.until)}
+        return text % {"rows": grouped(looked.rows), "until": exact(looked.until)}
 
     @property
     def _by_end(self) -> bool:

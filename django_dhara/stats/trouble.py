@@ -15,7 +15,7 @@ from django.utils.translation import ngettext
 
 from django_dhara.stats.past import History, Range, Tally
 from django_dhara.stats.present import COUNT_LIMIT, DEPTH_LIMIT, Died, Holder, Standing, Waiting, WorkerSeen
-from django_dhara.words import capped, isolated, span
+from django_dhara.words import capped, grouped, isolated, span
 
 Level = Literal["harm", "warning", "notice"]
 Kind = Literal[
@@ -168,8 +168,8 @@ def _functions(facts: Facts) -> Iterator[Item]:
 def _failing(function: str, tally: Tally, range_: Range) -> Item:
     told = _("%(function)s fails: %(failed)s of %(runs)s runs (%(share)s) in %(range)s.") % {
         "function": isolated(function),
-        "failed": f"{tally.failed:,}",
-        "runs": f"{tally.completed + tally.failed:,}",
+        "failed": grouped(tally.failed),
+        "runs": grouped(tally.completed + tally.failed),
         "share": f"{tally.failure_share:.0%}",
         "range": in_words(range_),
     }
@@ -181,7 +181,7 @@ def _dead(facts: Facts) -> Iterator[Item]:
     if not facts.died:
         return
     number = sum(each.number for each in facts.died)
-    named = _listed([f"{isolated(each.function)} {each.number:,}" for each in facts.died])
+    named = _listed([f"{isolated(each.function)} {grouped(each.number)}" for each in facts.died])
     told = ngettext(
         "%(number)s task that died in %(range)s is dead now: %(named)s.",
         "%(number)s tasks that died in %(range)s are dead now: %(named)s.",
@@ -263,7 +263,7 @@ def _retries(facts: Facts) -> Iterator[Item]:
             "%(number)s tasks that failed wait for their next attempts, the first due in %(span)s.",
             number,
         )
-        told %= {"number": f"{number:,}", "span": span(max((min(times) - facts.now).total_seconds(), 0))}
+        told %= {"number": grouped(number), "span": span(max((min(times) - facts.now).total_seconds(), 0))}
         yield Item("retries", "notice", told, None, number=number)
 
 
@@ -292,7 +292,7 @@ def _lives(worker: WorkerSeen) -> bool:
 
 
 def _depth(queue: Waiting) -> str:
-    return f"{queue.ready:,}+" if queue.is_capped else f"{queue.ready:,}"
+    return f"{grouped(queue.ready)}+" if queue.is_capped else grouped(queue.ready)
 
 
 def _seconds(facts: Facts, since: datetime) -> float:
