@@ -159,6 +159,31 @@ def test_parameters_and_words_find_what_they_say(client, parameters, expected):
 
 
 @pytest.mark.fast
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("dead", "state:dead"),
+        ("state=dead", "state:dead"),
+        ("-failed queue:payments", "-state:dead queue:payments"),
+        ("queue:paymnts", "queue:payments"),
+        ("function:chargee", "function:charge"),
+        ("chagre", "charge"),
+        ("error:Timeot after:2h", "error:Timeout after:2h"),
+        ('queue:"paymnts"', None),
+        ("queue:payments key:no", None),
+        ("nothing.like.it", None),
+    ],
+)
+def test_a_search_that_finds_nothing_says_what_may_have_been_meant(client, text, meant):
+    a_task("DEAD", function="shop.orders.charge", queue="payments", error_class="shop.errors.Timeout")
+    changelist = client.get(LIST, {"q": text}).context["cl"]
+    assert changelist.rows is not None
+    assert (changelist.hint and changelist.hint[0]) == meant
+    if meant:
+        assert "Did you mean" in shown(client.get(LIST, {"q": f"{text} key:none"}))
+
+
+@pytest.mark.fast
 def test_a_search_that_is_not_understood_finds_nothing_and_says_why_and_what_instead(client):
     a_task(State.DEAD)
     response = client.get(LIST, {"q": "stat:dead <b>x</b>"})
