@@ -403,6 +403,21 @@ def test_stacks_are_shown_by_what_threads_do_the_same(client):
     assert "x" * (crew.STACK + 1) not in body
 
 
+def test_of_the_threads_the_one_in_the_projects_code_stands_first_and_says_where(client):
+    """A function that hangs is what one looks for; the control loop has the longest stack."""
+    ours = '  File "/x/site-packages/django_dhara/worker/loop.py", line 9, in _serve\n    wait()\n'
+    answer = {
+        "MainThread 1": '  File "/srv/shop/manage.py", line 9, in <module>\n    main()\n' + 20 * ours,
+        "dhara-run 2": 9 * ours,
+        "dhara-run 3": ours + '  File "/srv/shop/stock.py", line 17, in fetch_all\n    get()\n' + ours,
+    }
+    worker = a_worker()
+    Command.objects.create(worker_id=worker.pk, verb="STACKS", answer=answer, answered_at=ago(3))
+    stacks = client.get(worker_page(worker)).context["stacks"]
+    assert [stack.names for stack in stacks] == ["dhara-run 3", "dhara-run 2", "MainThread 1"]
+    assert "1 thread srv/shop/stock.py:17, fetch_all dhara-run 3" in shown(client.get(worker_page(worker)))
+
+
 @pytest.mark.parametrize("answer", ["draining", [1, 2], 5, None, {"a": {"b": None}}])
 def test_an_answer_of_another_shape_breaks_nothing(client, answer):
     worker = a_worker()

@@ -401,7 +401,7 @@ def test_who_may_only_look_sees_no_boxes_and_no_actions(db):
     ("verb", "state", "said", "logged"),
     [
         ("snooze", State.PENDING, "1 put off.", "Put off for 1800.0 s."),
-        ("change_priority", State.PENDING, "1 has it now.", "Priority changed to 7."),
+        ("change_priority", State.PENDING, "1 has the new priority.", "Priority changed to 7."),
         ("change_queue", State.PENDING, "1 moved.", "Moved to queue mail."),
         ("copy", State.DEAD, "1 enqueued anew.", "Enqueued anew."),
         ("delete_finished", State.COMPLETED, "1 deleted.", "Deleted."),
@@ -632,7 +632,7 @@ def test_bulk_changes_are_listed_and_nobody_edits_them(client):
     change, url = begun(client, "change_priority", "?q=state:pending", argument="9", reason=reason)
     response = client.get("/admin/dhara/bulkchange/")
     seen = shown(response)
-    assert "Under way Change priority: 9 state:pending 0 have it now." in seen
+    assert "Under way Change priority: 9 state:pending 0 have the new priority." in seen
     assert client.user.username in seen
     assert "<script>alert" not in response.content.decode()
     assert "\x1b" not in response.content.decode()

@@ -1,4 +1,4 @@
-"""What may have been meant by a search that was understood and found nothing: names that exist, and the language's words.
+"""What may have been meant by a search that was understood and found nothing: names that exist, words of the language.
 
 Nothing is searched for that was not asked: a hint is a link.
 """

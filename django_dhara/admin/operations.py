@@ -121,7 +121,10 @@ CHANGE_PRIORITY = Verb(
     permission="move_task",
     change="change_priority",
     answers={
-        "moved": (ngettext_lazy("%(count)s has it now", "%(count)s have it now", "count"), "Priority changed to %s."),
+        "moved": (
+            ngettext_lazy("%(count)s has the new priority", "%(count)s have the new priority", "count"),
+            "Priority changed to %s.",
+        ),
     },
     refused=ngettext_lazy(
         "%(count)s was not pending, or had it already", "%(count)s were not pending, or had it already", "count"

@@ -51,6 +51,7 @@ def context(scene: Scene) -> dict[str, Any]:
     """What the template shows of a task."""
     return {
         "scene": scene,
+        "heading": name(scene.task.function),
         **glance(scene),
         "timeline": story.timeline(scene),
         "ways": arrows.ways(scene.task),

@@ -104,8 +104,10 @@ def test_the_keyboard_alone_searches_selects_and_puts_off(browse, shop, picture,
         page.keyboard.press("Enter")
         page.wait_for_selector(".dhara-chips >> text=state:pending")
         page.focus("input.dhara-select >> nth=0")
+        assert page.locator(".dhara-keys").is_visible()
         page.keyboard.press("Space")
-        page.focus(".dhara-bar select")
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.name") == "action"
         page.keyboard.type("Snooze")
         page.focus(".dhara-bar button")
         page.keyboard.press("Enter")
@@ -122,7 +124,7 @@ def test_the_keyboard_alone_searches_selects_and_puts_off(browse, shop, picture,
 @pytest.mark.parametrize("verb", ["change_queue", "change_priority", "copy", "delete_finished"])
 def test_each_action_asks_and_is_made(browse, shop, picture, accessible, verb):
     asked = {"change_queue": "state:pending", "change_priority": "state:pending"}.get(verb, "state:dead")
-    said = {"change_queue": "1 moved.", "change_priority": "1 has it now.", "copy": "1 enqueued anew."}
+    said = {"change_queue": "1 moved.", "change_priority": "1 has the new priority.", "copy": "1 enqueued anew."}
     with browse() as page:
         page.goto(f"{LIST}?q={asked}")
         page.check("input.dhara-select >> nth=0")
