@@ -107,7 +107,9 @@ def short_time(seconds: float | None) -> str:
 
 
 def rate(number: float) -> str:
-    """A rate in about three digits."""
+    """A rate in about three digits; less than a hundredth is told as such."""
+    if 0 < number < 0.01:
+        return f"<{pointed('0.01')}"
     if number >= 99.5 or number == 0:
         return grouped(round(number))
     return pointed(f"{number:.2g}" if number < 1 else f"{number:.3g}")

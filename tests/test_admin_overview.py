@@ -279,7 +279,16 @@ def test_a_short_time_has_about_two_digits(seconds, said):
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(0, "0"), (0.1234, "0.12"), (3.456, "3.46"), (60.91, "60.9"), (99.6, "100"), (1234.5, "1,234")]
+    ("number", "said"),
+    [
+        (0, "0"),
+        (0.000099, "<0.01"),
+        (0.1234, "0.12"),
+        (3.456, "3.46"),
+        (60.91, "60.9"),
+        (99.6, "100"),
+        (1234.5, "1,234"),
+    ],
 )
 def test_a_rate_has_about_three_digits(number, said):
     assert rate(number) == said
@@ -314,3 +323,20 @@ def test_a_german_page_has_german_numbers(client, settings):
     seen = shown(client.get(OVERVIEW))
     assert "345 von 12.345 Läufen" in seen
     assert "12,345" not in seen
+
+
+def test_the_lists_stand_in_one_order_in_all_languages(client, settings):
+    """In that of the alphabet the first was "Bulk changes", and another one in German."""
+    places = []
+    for settings.LANGUAGE_CODE in ("en", "de"):
+        body = client.get(OVERVIEW).content.decode()
+        nav = body[body.index('class="dhara-lists"') :]
+        places.append(re.findall(r'href="/admin/dhara/(\w+/(?:dead/)?)"', nav[: nav.index("</nav>")]))
+    assert places == [["task/", "task/dead/", "worker/", "bulkchange/"]] * 2
+
+
+def test_counts_that_stopped_say_so_for_each_function(client, monkeypatch):
+    monkeypatch.setattr("django_dhara.stats.trouble.DEPTH_LIMIT", 2)
+    for _ in range(2):
+        a_task("DEAD", function="shop.charge", failures=5, error_class="builtins.KeyError")
+    assert "2+ tasks that died in the last hour are dead now: shop.charge 2+." in shown(client.get(OVERVIEW))

@@ -181,7 +181,8 @@ def _dead(facts: Facts) -> Iterator[Item]:
     if not facts.died:
         return
     number = sum(each.number for each in facts.died)
-    named = _listed([f"{isolated(each.function)} {grouped(each.number)}" for each in facts.died])
+    more = "+" if number >= DEPTH_LIMIT else ""
+    named = _listed([f"{isolated(each.function)} {grouped(each.number)}{more}" for each in facts.died])
     told = ngettext(
         "%(number)s task that died in %(range)s is dead now: %(named)s.",
         "%(number)s tasks that died in %(range)s are dead now: %(named)s.",

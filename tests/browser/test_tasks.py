@@ -10,7 +10,7 @@ from django_dhara.models import BulkChange, Task
 from django_dhara.search import parse
 from django_dhara.states import State
 from tests.browser.conftest import NARROW, WIDE
-from tests.rows import a_task, an_attempt, fresh
+from tests.rows import a_task, ago, an_attempt, fresh
 
 pytestmark = pytest.mark.browser
 
@@ -87,6 +87,13 @@ def test_a_selection_counts_itself_and_takes_ranges(browse, shop, picture):
         assert page.inner_text(".dhara-counter") == "20 selected"
         page.check("input[name=select_across]")
         assert page.inner_text(".dhara-counter") == "All that match"
+
+
+def test_in_a_narrow_window_a_queue_has_the_width_that_its_name_needs(browse, shop):
+    a_task("DEAD", queue="payments", enqueued_at=ago(66_000), finished_at=ago(1600))
+    with browse(NARROW) as page:
+        page.goto(f"{LIST}?q=queue:payments")
+        assert page.locator(".field-queue_").first.bounding_box()["height"] < 30
 
 
 def test_the_bar_stays_in_sight_while_the_list_is_long(browse, dead):
