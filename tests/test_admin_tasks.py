@@ -17,7 +17,7 @@ from django_dhara.models import BulkChange, Task, Worker
 from django_dhara.search import finding
 from django_dhara.states import State
 from tests.rows import WORKER, a_task, ago, ahead, an_attempt, everything, fresh, row
-from tests.test_admin import ALL, LIST, a_client, act, button, messages, page_of, queries, shown
+from tests.test_admin import ALL, LIST, a_client, a_worker, act, button, messages, page_of, queries, shown
 from tests.test_search import put
 
 RIGHTS = (*ALL, "move_task", "snooze_task", "delete_task")
@@ -408,6 +408,7 @@ def test_who_may_only_look_sees_no_boxes_and_no_actions(db):
     ],
 )
 def test_a_verb_with_an_argument_asks_for_it_and_the_log_keeps_it_and_the_reason(client, verb, state, said, logged):
+    a_worker()
     task = a_task(state)
     asked = client.post(LIST, {"action": verb, "_selected_action": [str(task.pk)]})
     assert ('name="argument"' in asked.content.decode()) is (verb in ARGUMENTS)
@@ -686,3 +687,15 @@ def test_a_bad_search_is_no_bulk_change(client):
     data = {"action": "cancel", "select_across": "1", "confirmed": "yes"}
     assert client.post(LIST + "?q=stat:dead", data).status_code == 400
     assert not BulkChange.objects.exists()
+
+
+def test_tasks_that_are_moved_where_nobody_works_are_warned_of(client):
+    """Without names in QUEUES any name is a queue, a misspelt one too."""
+    task = put(State.PENDING)
+    a_worker(queues=["mail"])
+    warning = "No worker that is alive takes queue mial: its tasks wait. Is that its name?"
+    form = {"action": "change_queue", "confirmed": "yes", "_selected_action": [str(task.pk)]}
+    assert messages(client.post(LIST, {**form, "argument": "mial"}, follow=True)) == ["1 moved.", warning]
+    assert messages(client.post(LIST, {**form, "argument": "mail"}, follow=True)) == ["1 moved."]
+    everything = {**form, "select_across": "1", "argument": "mial"}
+    assert messages(client.post(LIST, everything, follow=True)) == [warning]

@@ -140,7 +140,7 @@ def _obstacles(alias: str, task: Any) -> dict[str, Any]:
     return {
         "paused_at": paused_at,
         "paused_by": _paused_by(task, paused_at) if paused_at else "",
-        "served": _is_served(alias, task),
+        "served": fleet.is_served(alias, task.queue, task.backend),
     }
 
 
@@ -234,10 +234,3 @@ def _paused_at(alias: str, task: Task) -> datetime | None:
 def _paused_by(task: Task, since: datetime) -> str:
     queue = key(task.backend, task.queue)
     return audit.authors(Queue, [(queue, since)]).get(queue, "")
-
-
-def _is_served(alias: str, task: Task) -> bool:
-    """Is there a worker that lives, takes new tasks, and works on this queue?"""
-    alive = fleet.workers(alias).filter(backend=task.backend, status=fleet.Status.ALIVE)
-    columns = alive.values_list("queues", "exclude_queues")[:1000]
-    return any(fleet.takes(task.queue, *each) for each in columns)
