@@ -114,7 +114,7 @@ def test_dead_tasks_and_deaths_are_two_words(client):
 def test_a_function_does_not_fail_since_before_it_is_known_to(client):
     """Of an aggregate of a day ago only the hour is known."""
     a_minute(7, failed=9)
-    assert re.search(r"fails: 9 of 9 runs .*? since (7|8) min", shown(client.get(OVERVIEW, {"range": "7d"})))
+    assert re.search(r"failed: 9 of 9 runs .*? since (7|8) min", shown(client.get(OVERVIEW, {"range": "7d"})))
 
 
 def test_who_may_not_see_tasks_or_workers_sees_neither(afternoon):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -68,7 +68,7 @@ class Facts:
 def attention(facts: Facts) -> list[Item]:
     """What needs a person, in the order of harm."""
     found: list[Item] = []
-    for look in (_queues, _functions, _dead, _gone, _snapshots, _suspects, _retries):
+    for look in (_queues, _failing, _failed, _dead, _gone, _snapshots, _suspects, _retries):
         items = sorted(look(facts), key=lambda item: (_LEVELS.index(item.level), item.since or facts.now))
         found.extend(_few(items))
     return sorted(found, key=lambda item: _LEVELS.index(item.level))
@@ -156,24 +156,65 @@ def _is_unserved(queue: Waiting, facts: Facts) -> bool:
     return facts.workers is not None and not any(w.serves(queue.backend, queue.queue) for w in facts.workers)
 
 
-def _functions(facts: Facts) -> Iterator[Item]:
+class _Failure(NamedTuple):
+    """A function of which many runs failed in a range."""
+
+    function: str
+    tally: Tally
+    range: Range
+    #: Its runs of the last minutes; those of the range if these are not known.
+    lately: Tally
+
+    @property
+    def is_over(self) -> bool:
+        """Of late few of its runs failed, or it has not run."""
+        return self.lately.failure_share < FAILED_SHARE
+
+
+def _failures(facts: Facts) -> Iterator[_Failure]:
     seen = set()
     for past in (facts.lately, facts.past):
         for function, tally in (past.functions if past else {}).items():
             if past and function not in seen and tally.failed >= FAILED_RUNS and tally.failure_share >= FAILED_SHARE:
                 seen.add(function)
-                yield _failing(function, tally, past.range)
+                lately = facts.lately.functions.get(function, Tally()) if facts.lately else tally
+                yield _Failure(function, tally, past.range, lately)
 
 
-def _failing(function: str, tally: Tally, range_: Range) -> Item:
-    told = _("%(function)s fails: %(failed)s of %(runs)s runs (%(share)s) in %(range)s.") % {
+def _failing(facts: Facts) -> Iterator[Item]:
+    for failure in _failures(facts):
+        if not failure.is_over:
+            told = _("%(function)s fails: %(failed)s of %(runs)s runs (%(share)s) in %(range)s.")
+            yield _failure(failure, told, _level(failure.tally))
+
+
+def _failed(facts: Facts) -> Iterator[Item]:
+    """Functions that failed, and do not now. Nobody need get up for what runs well again; what has not run may fail."""
+    for failure in _failures(facts):
+        if failure.is_over:
+            told = _(
+                "%(function)s failed: %(failed)s of %(runs)s runs (%(share)s) in %(range)s, "
+                "%(lately)s in the last 5 minutes."
+            )
+            has_run = failure.lately.completed > 0
+            yield _failure(failure, told, "notice" if has_run else _level(failure.tally))
+
+
+def _level(tally: Tally) -> Level:
+    return "harm" if tally.failure_share >= BROKEN_SHARE else "warning"
+
+
+def _failure(failure: _Failure, sentence: str, level: Level) -> Item:
+    function, tally, lately = failure.function, failure.tally, failure.lately
+    told = sentence % {
         "function": isolated(function),
         "failed": grouped(tally.failed),
         "runs": grouped(tally.completed + tally.failed),
         "share": f"{tally.failure_share:.0%}",
-        "range": in_words(range_),
+        "range": in_words(failure.range),
+        "lately": _("%(done)s of %(of)s")
+        % {"done": grouped(lately.failed), "of": grouped(lately.completed + lately.failed)},
     }
-    level: Level = "harm" if tally.failure_share >= BROKEN_SHARE else "warning"
     return Item("failing", level, told, tally.failing_since, function=function, number=tally.failed)
 
 
