@@ -300,7 +300,7 @@ def test_a_waiting_task_is_put_off_moved_and_canceled_and_then_copied_and_delete
         picture(page, f"task-waits-{shape(size, 'light')}")
         for button, argument, said in (
             ("Snooze…", "2h", "1 put off."),
-            ("Change priority…", "42", "1 has it now."),
+            ("Change priority…", "42", "1 has the new priority."),
             ("Change queue…", "default", "1 moved."),
         ):
             press(page, button)
