@@ -80,6 +80,12 @@ def takes(queue: str, queues: Any, exclude_queues: Any) -> bool:
     return (not chosen or queue in chosen) and queue not in names(exclude_queues)
 
 
+def is_served(alias: str, queue: str, backend: str | None = None) -> bool:
+    """Is there a worker that lives, takes new tasks, and works on this queue, of this backend or of any?"""
+    alive = workers(alias).filter(status=Status.ALIVE, **({"backend": backend} if backend else {}))
+    return any(takes(queue, *each) for each in alive.values_list("queues", "exclude_queues")[:1000])
+
+
 def order(alias: str, verb: Command.Verb, ids: Iterable[UUID]) -> list[Worker]:
     """Ask workers to drain, or for their stacks; they are woken and answer within a second.
 

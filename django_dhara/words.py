@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from django.utils.formats import get_format, number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
@@ -33,7 +34,7 @@ def _spelled(match: re.Match[str]) -> str:
 def span(seconds: float) -> str:
     """A duration for people: "0.4 s", "40 s", "5 min", "3 h 20 min", "2 d 4 h"."""
     if 0 < seconds < 1:
-        return _("%s s") % f"{max(seconds, 0.001):.3f}".rstrip("0")
+        return _("%s s") % pointed(f"{max(seconds, 0.001):.3f}".rstrip("0"))
     whole = round(seconds)
     if whole < _MINUTE:
         return _("%s s") % whole
@@ -72,9 +73,19 @@ def plain(sentence: str) -> str:
     return sentence.replace(NAME_BEGINS, "").replace(NAME_ENDS, "")
 
 
+def grouped(number: float) -> str:
+    """A number as the language that is active writes it: "1,234", "1.234", "1 234"."""
+    return number_format(number, use_l10n=True, force_grouping=True)
+
+
+def pointed(text: str) -> str:
+    """The same for one that is written out and has no thousands: "7.5" or "7,5"."""
+    return text.replace(".", get_format("DECIMAL_SEPARATOR"))
+
+
 def capped(count: int, limit: int) -> str:
     """A count that stopped at `limit`: "1,234", "10,000+"."""
-    return f"{count:,}+" if count >= limit else f"{count:,}"
+    return f"{grouped(count)}+" if count >= limit else grouped(count)
 
 
 #: Below how many seconds a unit is used, how long it is, and its name, which is translated when it is chosen.
@@ -92,9 +103,13 @@ def short_time(seconds: float | None) -> str:
         return "–"
     size, unit = next((size, unit) for below, size, unit in _UNITS if seconds < below)
     value = seconds / size
-    return f"{value:.1f} {_(unit)}" if value < 9.95 else f"{value:,.0f} {_(unit)}"
+    return f"{pointed(f'{value:.1f}')} {_(unit)}" if value < 9.95 else f"{grouped(round(value))} {_(unit)}"
 
 
 def rate(number: float) -> str:
-    """A rate in about three digits."""
-    return f"{number:,.0f}" if number >= 99.5 or number == 0 else f"{number:.2g}" if number < 1 else f"{number:.3g}"
+    """A rate in about three digits; less than a hundredth is told as such."""
+    if 0 < number < 0.01:
+        return f"<{pointed('0.01')}"
+    if number >= 99.5 or number == 0:
+        return grouped(round(number))
+    return pointed(f"{number:.2g}" if number < 1 else f"{number:.3g}")

@@ -146,6 +146,7 @@ def test_the_page_says_in_words_what_the_task_waits_for(client, state, columns, 
 def test_the_page_says_why_nobody_takes_a_ready_task(client):
     task = a_task()
     assert "No worker that is alive now takes this queue" in shown(client.get(page_of(task)))
+    assert 'class="dhara-alert dhara-dead"' in client.get(page_of(task)).content.decode()
     worker = a_worker(queues=["email"])
     assert "No worker that is alive" in shown(client.get(page_of(task)))
     Worker.objects.filter(pk=worker.pk).update(queues=[], heartbeat_at=ago(31))

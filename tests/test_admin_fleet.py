@@ -71,7 +71,7 @@ def test_a_line_tells_how_much_waits_how_fast_it_goes_and_who_serves_it(client):
     body = shown(client.get(LIST))
     assert re.search("mail ✓ Open 2 4. s 1 1", body)
     [line] = client.get(LIST).context["rows"]
-    assert (line.recent.failed, line.hour.failed, line.row.past()[0].runs) == (3, 3, 93)
+    assert (line.recent.failed, line.hour.failed, line.row.past()[0].runs) == ("3", "3", 93)
     assert (line.recent.latency, line.hour.latency) == ("252 ms", "997 ms")
     assert line.recent.rate == "6.0" or 5 < float(line.recent.rate) <= 6.6
     assert len(line.row.servers) == 1
@@ -133,7 +133,7 @@ def test_what_cannot_be_read_in_time_is_said_and_the_rest_is_shown(client, monke
 
 def test_numbers_lead_to_their_tasks_for_those_who_may_see_them(client):
     a_task(queue="m&m", run_at=ahead(60))
-    address = f'href="/admin/dhara/task/?state=PENDING&amp;queue={percent("m&m")}"'
+    address = f'href="/admin/dhara/task/?is=scheduled&amp;queue={percent("m&m")}"'
     assert address in client.get(LIST).content.decode()
     assert address in client.get(queue_page("m&m")).content.decode()
     blind = a_client("view_queue")
@@ -418,6 +418,21 @@ def test_stacks_are_shown_by_what_threads_do_the_same(client):
     assert "<script>alert" not in body
     assert body.count("x" * 5000) == 1
     assert "x" * (crew.STACK + 1) not in body
+
+
+def test_of_the_threads_the_one_in_the_projects_code_stands_first_and_says_where(client):
+    """A function that hangs is what one looks for; the control loop has the longest stack."""
+    ours = '  File "/x/site-packages/django_dhara/worker/loop.py", line 9, in _serve\n    wait()\n'
+    answer = {
+        "MainThread 1": '  File "/srv/shop/manage.py", line 9, in <module>\n    main()\n' + 20 * ours,
+        "dhara-run 2": 9 * ours,
+        "dhara-run 3": ours + '  File "/srv/shop/stock.py", line 17, in fetch_all\n    get()\n' + ours,
+    }
+    worker = a_worker()
+    Command.objects.create(worker_id=worker.pk, verb="STACKS", answer=answer, answered_at=ago(3))
+    stacks = client.get(worker_page(worker)).context["stacks"]
+    assert [stack.names for stack in stacks] == ["dhara-run 3", "dhara-run 2", "MainThread 1"]
+    assert "1 thread srv/shop/stock.py:17, fetch_all dhara-run 3" in shown(client.get(worker_page(worker)))
 
 
 @pytest.mark.parametrize("answer", ["draining", [1, 2], 5, None, {"a": {"b": None}}])

@@ -17,10 +17,10 @@ from django_dhara import stats
 from django_dhara.admin import TaskAdmin, WorkerAdmin, charts, overview
 from django_dhara.admin.charts import HEIGHT, Mark, TimeScale
 from django_dhara.models import Queue, Task, Worker
-from django_dhara.words import isolated, rate, short_time
+from django_dhara.words import capped, grouped, isolated, rate, short_time, span
 from example_project.urls import urlpatterns as ours
 from tests.minutes import CHARGE, MAIL, a_crew, a_minute, an_afternoon
-from tests.rows import a_task, ago
+from tests.rows import a_task, ago, ahead
 from tests.test_admin import a_client, second_database, shown  # noqa: F401
 
 OVERVIEW = "/admin/dhara/"
@@ -42,17 +42,34 @@ def test_what_needs_a_person_stands_first_with_a_link_to_where_it_is_mended(clie
     response = client.get(OVERVIEW)
     seen = shown(response)
     assert seen.index("Needs a person") < seen.index("Throughput") < seen.index("By queue")
-    assert "! Harm Queue email falls behind: 60 ready, the oldest for 3 min; it grows. Pending tasks" in seen
+    assert "! Harm Queue email falls behind: 60 ready, the oldest for 3 min; it grows. Ready tasks" in seen
     assert f"▲ Warning {CHARGE} fails" in seen
     body = response.content.decode()
     # Also on Django 5.2, whose block of object tools is within the content.
     assert body.index("<h1>Overview") < body.index('class="dhara-lists"') < body.index('class="dhara-attention"')
     for address in (
-        "/admin/dhara/task/?state=PENDING&amp;queue=email",
+        "/admin/dhara/task/?is=ready&amp;queue=email",
         f"/admin/dhara/task/?function={CHARGE}&amp;errors=yes",
         "/admin/dhara/worker/",
     ):
         assert f'href="{address}"' in body
+
+
+def test_the_list_behind_a_number_has_that_many(client):
+    """At night the difference between ready and pending is what one came for."""
+    for columns in ({"failures": 1, "run_at": ahead(90)}, {"run_at": ahead(90)}, {"run_at": ahead(90), "queue": "b"}):
+        a_task(**columns)
+    a_task(queue="b")
+    body = client.get(OVERVIEW).content.decode()
+    for address, number in (("is=ready", 1), ("is=ready&amp;queue=b", 1), ("is=scheduled", 3), ("is=retrying", 1)):
+        assert f'href="/admin/dhara/task/?{address}"' in body
+        listed = client.get(f"/admin/dhara/task/?{address.replace('&amp;', '&')}").context["cl"].total
+        assert listed == str(number)
+
+
+def test_dead_tasks_of_one_function_lead_to_its_dead_letters(client):
+    a_task("DEAD", function="shop.charge", failures=5, error_class="builtins.KeyError")
+    assert "/admin/dhara/task/dead/?function=shop.charge" in client.get(OVERVIEW).content.decode()
 
 
 @pytest.mark.fast
@@ -97,7 +114,7 @@ def test_dead_tasks_and_deaths_are_two_words(client):
 def test_a_function_does_not_fail_since_before_it_is_known_to(client):
     """Of an aggregate of a day ago only the hour is known."""
     a_minute(7, failed=9)
-    assert re.search(r"fails: 9 of 9 runs .*? since (7|8) min", shown(client.get(OVERVIEW, {"range": "7d"})))
+    assert re.search(r"failed: 9 of 9 runs .*? since (7|8) min", shown(client.get(OVERVIEW, {"range": "7d"})))
 
 
 def test_who_may_not_see_tasks_or_workers_sees_neither(afternoon):
@@ -177,7 +194,7 @@ urlpatterns = [*ours, path("back-office/", other_site.urls)]
 @pytest.mark.urls(__name__)
 def test_on_another_admin_site_links_stay_there(client, afternoon):
     body = client.get("/back-office/dhara/").content.decode()
-    assert 'href="/back-office/dhara/task/?state=PENDING&amp;queue=email"' in body
+    assert 'href="/back-office/dhara/task/?is=ready&amp;queue=email"' in body
     assert 'href=""' not in body
     assert "/admin/dhara/" not in body
 
@@ -262,7 +279,64 @@ def test_a_short_time_has_about_two_digits(seconds, said):
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(0, "0"), (0.1234, "0.12"), (3.456, "3.46"), (60.91, "60.9"), (99.6, "100"), (1234.5, "1,234")]
+    ("number", "said"),
+    [
+        (0, "0"),
+        (0.000099, "<0.01"),
+        (0.1234, "0.12"),
+        (3.456, "3.46"),
+        (60.91, "60.9"),
+        (99.6, "100"),
+        (1234.5, "1,234"),
+    ],
 )
 def test_a_rate_has_about_three_digits(number, said):
     assert rate(number) == said
+
+
+@pytest.mark.parametrize(
+    ("language", "told"),
+    [
+        ("en", ["12,345", "2,000+", "1,234", "7.5", "0.25", "1.2 s", "0.5 s"]),
+        ("de", ["12.345", "2.000+", "1.234", "7,5", "0,25", "1,2 s", "0,5 s"]),
+        ("fr", ["12\xa0345", "2\xa0000+", "1\xa0234", "7,5", "0,25", "1,2 s", "0,5 s"]),
+    ],
+)
+def test_numbers_are_written_as_the_language_does(language, told):
+    """To a German "3,077" is a little more than three."""
+    with translation.override(language):
+        numbers = [
+            grouped(12_345),
+            capped(2000, 2000),
+            rate(1234.4),
+            rate(7.5),
+            rate(0.25),
+            short_time(1.23),
+            span(0.5),
+        ]
+    assert numbers == told
+
+
+def test_a_german_page_has_german_numbers(client, settings):
+    settings.LANGUAGE_CODE = "de"
+    a_minute(1, completed=12_000, failed=345)
+    seen = shown(client.get(OVERVIEW))
+    assert "345 von 12.345 Läufen" in seen
+    assert "12,345" not in seen
+
+
+def test_the_lists_stand_in_one_order_in_all_languages(client, settings):
+    """In that of the alphabet the first was "Bulk changes", and another one in German."""
+    places = []
+    for settings.LANGUAGE_CODE in ("en", "de"):
+        body = client.get(OVERVIEW).content.decode()
+        nav = body[body.index('class="dhara-lists"') :]
+        places.append(re.findall(r'href="/admin/dhara/(\w+/(?:dead/)?)"', nav[: nav.index("</nav>")]))
+    assert places == [["task/", "task/dead/", "worker/", "bulkchange/"]] * 2
+
+
+def test_counts_that_stopped_say_so_for_each_function(client, monkeypatch):
+    monkeypatch.setattr("django_dhara.stats.trouble.DEPTH_LIMIT", 2)
+    for _ in range(2):
+        a_task("DEAD", function="shop.charge", failures=5, error_class="builtins.KeyError")
+    assert "2+ tasks that died in the last hour are dead now: shop.charge 2+." in shown(client.get(OVERVIEW))

@@ -18,7 +18,7 @@ from django_dhara.models import BulkChange, Task, Worker
 from django_dhara.search import finding
 from django_dhara.states import State
 from tests.rows import WORKER, a_task, ago, ahead, an_attempt, everything, fresh, row
-from tests.test_admin import ALL, LIST, a_client, act, button, messages, page_of, queries, shown
+from tests.test_admin import ALL, LIST, a_client, a_worker, act, button, messages, page_of, queries, shown
 from tests.test_search import put
 
 RIGHTS = (*ALL, "move_task", "snooze_task", "delete_task")
@@ -157,6 +157,31 @@ def test_parameters_and_words_find_what_they_say(client, parameters, expected):
     a_task(State.DEAD, id=UUID("e" * 32), function="shop.dead", error_class="shop.Boom")
     a_task(State.COMPLETED, id=UUID("f" * 32), function="shop.completed", queue="email")
     assert sorted(functions(client.get(LIST, parameters))) == sorted(f"shop.{name}" for name in expected.split())
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("dead", "state:dead"),
+        ("state=dead", "state:dead"),
+        ("-failed queue:payments", "-state:dead queue:payments"),
+        ("queue:paymnts", "queue:payments"),
+        ("function:chargee", "function:charge"),
+        ("chagre", "charge"),
+        ("error:Timeot after:2h", "error:Timeout after:2h"),
+        ('queue:"paymnts"', None),
+        ("queue:payments key:no", None),
+        ("nothing.like.it", None),
+    ],
+)
+def test_a_search_that_finds_nothing_says_what_may_have_been_meant(client, text, meant):
+    a_task("DEAD", function="shop.orders.charge", queue="payments", error_class="shop.errors.Timeout")
+    changelist = client.get(LIST, {"q": text}).context["cl"]
+    assert changelist.rows is not None
+    assert (changelist.hint and changelist.hint[0]) == meant
+    if meant:
+        assert "Did you mean" in shown(client.get(LIST, {"q": f"{text} key:none"}))
 
 
 @pytest.mark.fast
@@ -377,13 +402,14 @@ def test_who_may_only_look_sees_no_boxes_and_no_actions(db):
     ("verb", "state", "said", "logged"),
     [
         ("snooze", State.PENDING, "1 put off.", "Put off for 1800.0 s."),
-        ("change_priority", State.PENDING, "1 has it now.", "Priority changed to 7."),
+        ("change_priority", State.PENDING, "1 has the new priority.", "Priority changed to 7."),
         ("change_queue", State.PENDING, "1 moved.", "Moved to queue mail."),
         ("copy", State.DEAD, "1 enqueued anew.", "Enqueued anew."),
         ("delete_finished", State.COMPLETED, "1 deleted.", "Deleted."),
     ],
 )
 def test_a_verb_with_an_argument_asks_for_it_and_the_log_keeps_it_and_the_reason(client, verb, state, said, logged):
+    a_worker()
     task = a_task(state)
     asked = client.post(LIST, {"action": verb, "_selected_action": [str(task.pk)]})
     assert ('name="argument"' in asked.content.decode()) is (verb in ARGUMENTS)
@@ -626,7 +652,7 @@ def test_bulk_changes_are_listed_and_nobody_edits_them(client):
     change, url = begun(client, "change_priority", "?q=state:pending", argument="9", reason=reason)
     response = client.get("/admin/dhara/bulkchange/")
     seen = shown(response)
-    assert "Under way Change priority: 9 state:pending 0 have it now." in seen
+    assert "Under way Change priority: 9 state:pending 0 have the new priority." in seen
     assert client.user.username in seen
     assert "<script>alert" not in response.content.decode()
     assert "\x1b" not in response.content.decode()
@@ -684,3 +710,15 @@ def test_a_bad_search_is_no_bulk_change(client):
     data = {"action": "cancel", "select_across": "1", "confirmed": "yes"}
     assert client.post(LIST + "?q=stat:dead", data).status_code == 400
     assert not BulkChange.objects.exists()
+
+
+def test_tasks_that_are_moved_where_nobody_works_are_warned_of(client):
+    """Without names in QUEUES any name is a queue, a misspelt one too."""
+    task = put(State.PENDING)
+    a_worker(queues=["mail"])
+    warning = "No worker that is alive takes queue mial: its tasks wait. Is that its name?"
+    form = {"action": "change_queue", "confirmed": "yes", "_selected_action": [str(task.pk)]}
+    assert messages(client.post(LIST, {**form, "argument": "mial"}, follow=True)) == ["1 moved.", warning]
+    assert messages(client.post(LIST, {**form, "argument": "mail"}, follow=True)) == ["1 moved."]
+    everything = {**form, "select_across": "1", "argument": "mial"}
+    assert messages(client.post(LIST, everything, follow=True)) == [warning]

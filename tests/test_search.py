@@ -76,6 +76,12 @@ def test_a_text_is_taken_apart_into_terms(text, expected):
 @pytest.mark.parametrize(
     ("text", "position", "word", "message", "corrected"),
     [
+        ("is:dead", 0, "is:dead", "there are: ready", "state:dead"),
+        ("-state:retrying", 0, "-state:retrying", "there are: pending", "-is:retrying"),
+        ("state:failed", 0, "state:failed", "There is no “failed”", "state:dead"),
+        ("sort:age", 0, "sort:age", "There is no field “sort”", ""),
+        ('""', 0, '""', "There is no word here.", ""),
+        ("-", 0, "-", "There is no word here.", ""),
         ("stat:dead", 0, "stat:dead", "There is no field “stat”. Did you mean state?", "state:dead"),
         ("queue:x -state:daed", 8, "-state:daed", "There is no “daed”; there are: pending", "queue:x -state:dead"),
         ("zzz:1", 0, "zzz:1", "There is no field “zzz”; there are: state, function", '"zzz:1"'),
@@ -94,7 +100,6 @@ def test_a_text_is_taken_apart_into_terms(text, expected):
         ("id:xyz", 0, "id:xyz", "“xyz” is no id", ""),
         ("parent:018f", 0, "parent:018f", "all of it is needed", ""),
         ("payload.:1", 0, "payload.:1", "There is no field “payload.”", ""),
-        ("-", 0, "-", "There is no value behind the colon", ""),
         ("a\x00b", 0, "a\x00b", "NUL", ""),
     ],
 )

@@ -516,3 +516,25 @@ def test_without_use_tz_a_week_in_which_clocks_were_changed_loses_no_point(setti
     assert [point.start for point in points] == starts[::-1]
     assert [point.tally.run_seconds for point in points] == [1.0] * 85
     assert points[-1].seconds == 1800
+
+
+def told_of_failures(range_):
+    return [
+        (item.level, plain(item.sentence))
+        for item in stats.overview("default", None, range_).attention
+        if item.kind == "failing"
+    ]
+
+
+def test_what_fails_now_stands_before_what_failed_and_what_runs_well_again_is_a_note(db):
+    """At night the incident of an hour ago must not hide the one of now."""
+    a_minute(40, function="over", completed=2, failed=90)
+    a_minute(1, function="over", completed=30)
+    a_minute(40, function="silent", failed=50)
+    a_minute(1, function="now", failed=20)
+    a_minute(40, function="rare", failed=10)
+    a_minute(1, function="rare", failed=2)
+    found = told_of_failures(stats.RANGES["1h"])
+    assert [sentence.split()[0] for _level, sentence in found] == ["rare", "now", "silent", "over"]
+    assert found[2] == ("harm", "silent failed: 50 of 50 runs (100%) in the last hour, 0 of 0 in the last 5 minutes.")
+    assert found[3] == ("notice", "over failed: 90 of 122 runs (74%) in the last hour, 0 of 30 in the last 5 minutes.")

@@ -21,7 +21,7 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
-from django_dhara import operations, search
+from django_dhara import fleet, operations, search
 from django_dhara.admin import bulkchanges, databases, sidebar
 from django_dhara.admin import operations as wishes
 from django_dhara.admin.operations import VERBS, Outcome, Verb, Wish
@@ -102,13 +102,22 @@ class TaskActionsAdmin(ReadOnlyAdmin):
         if wish is None:
             return self._confirmation(request, verb, context, errors)
         change = bulkchanges.begin(request, alias, wish, asked)
+        self._warn(request, wish, alias)
         address = reverse("admin:dhara_bulkchange_change", args=[change.pk], current_app=self.admin_site.name)
         return HttpResponseRedirect(address)
 
     def _perform(self, request: HttpRequest, wish: Wish, alias: str, ids: Sequence[UUID], missing: int = 0) -> Outcome:
         done = wishes.perform(wish, alias, ids, missing=missing)
         self.message_user(request, done.summary, messages.SUCCESS if done.complete else messages.WARNING)
+        self._warn(request, wish, alias)
         return done
+
+    def _warn(self, request: HttpRequest, wish: Wish, alias: str) -> None:
+        """A queue whose name is misspelt is one that nobody works on."""
+        queue = wish.arguments.get("queue")
+        if queue and not fleet.is_served(alias, queue):
+            told = _("No worker that is alive takes queue %s: its tasks wait. Is that its name?")
+            self.message_user(request, told % visible(queue), messages.WARNING)
 
     # The page of one task
 

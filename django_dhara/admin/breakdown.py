@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_dhara.admin.links import Links, linked
 from django_dhara.admin.text import NAME_LENGTH, age, name, tag, worker_name
 from django_dhara.stats import DEPTH_LIMIT, History, Overview, Tally, Waiting, WorkerSeen
-from django_dhara.words import capped, rate, short_time
+from django_dhara.words import capped, grouped, rate, short_time
 
 #: Rows of a table, and characters of a function.
 ROWS, FUNCTION = 30, 100
@@ -71,9 +71,10 @@ def _queue_row(queue: str, tally: Tally, waiting: Sequence[Waiting], overview: O
     if any(each.paused_at for each in waiting):
         shown = format_html("{} {}", shown, tag("pending", "❚❚", _("Paused")))
     count = capped(ready, DEPTH_LIMIT if any(each.is_capped for each in waiting) else ready + 1)
+    shown_count = format_html('<a href="{}">{}</a>', links.ready(queue=queue), count) if ready else count
     return [
         Cell(shown, "dhara-first"),
-        Cell(count, "dhara-figure"),
+        Cell(shown_count, "dhara-figure"),
         Cell(age(since, overview.now) if since else "–", "dhara-figure"),
         *map(_spare_but_failures, _figures(tally, overview.past, links.tasks(queue=queue, errors="yes"))),
     ]
@@ -113,7 +114,7 @@ def _figures(tally: Tally, past: History | None, errors: str) -> Iterator[Cell]:
     minutes = max(past.seconds if past else 0, 1) / 60
     yield Cell(rate(tally.runs / minutes), "dhara-figure")
     yield Cell(_failures(tally, errors), "dhara-figure dhara-failures")
-    yield Cell(f"{tally.counts['dead']:,}", "dhara-figure dhara-spare")
+    yield Cell(grouped(tally.counts["dead"]), "dhara-figure dhara-spare")
     yield Cell(short_time(tally.latency(0.5)), "dhara-figure dhara-spare")
     yield Cell(short_time(tally.latency(0.95)), "dhara-figure dhara-spare")
     yield Cell(short_time(tally.run_time(0.5)), "dhara-figure dhara-spare")
@@ -124,7 +125,9 @@ def _figures(tally: Tally, past: History | None, errors: str) -> Iterator[Cell]:
 def _failures(tally: Tally, address: str) -> SafeString | str:
     if not tally.failed:
         return "0"
-    told = f"{tally.failed:,} ({tally.failure_share:.0%})" if tally.failure_share >= 0.005 else f"{tally.failed:,}"
+    told = grouped(tally.failed)
+    if tally.failure_share >= 0.005:
+        told = f"{told} ({tally.failure_share:.0%})"
     kind = "dhara-harm" if tally.failure_share >= 0.1 else ""
     if not address:
         return format_html('<span class="{}">{}</span>', kind, told)
@@ -149,9 +152,9 @@ def _by_worker(overview: Overview, workers: Sequence[WorkerSeen], links: Links) 
             [
                 Cell(worker_name(worker, links.worker(worker.id)), "dhara-first"),
                 Cell(tag(colour, sign, str(word))),
-                Cell(f"{worker.busy:,}/{worker.concurrency:,}", "dhara-figure"),
-                Cell(f"{tally.runs:,}", "dhara-figure dhara-spare"),
-                Cell(f"{tally.failed:,}", "dhara-figure dhara-spare"),
+                Cell(f"{grouped(worker.busy)}/{grouped(worker.concurrency)}", "dhara-figure"),
+                Cell(grouped(tally.runs), "dhara-figure dhara-spare"),
+                Cell(grouped(tally.failed), "dhara-figure dhara-spare"),
                 Cell(age(worker.heartbeat_at, overview.now), "dhara-figure"),
             ]
         )

@@ -29,7 +29,7 @@ from django_dhara.admin import operations as wishes
 from django_dhara.admin.lists import DatabaseFilter
 from django_dhara.admin.operations import VERBS, Verb, Wish
 from django_dhara.admin.readonly import ReadOnlyAdmin
-from django_dhara.admin.text import exact, moment, name, tag, visible
+from django_dhara.admin.text import exact, grouped, moment, name, tag, visible
 from django_dhara.lifecycle import Tally
 from django_dhara.models import BulkChange
 from django_dhara.sql import utc
@@ -55,12 +55,12 @@ def are_on(site: str) -> bool:
 def told(found: search.Found) -> str:
     """A number of tasks in words: "12", "about 5,012,345", "more than 10,000", "at least 7"."""
     if not found.more:
-        return f"{found.number:,}"
+        return grouped(found.number)
     if found.estimate and found.estimate > found.number:
-        return _("about %s") % f"{found.estimate:,}"
+        return _("about %s") % grouped(found.estimate)
     if found.number >= search.MOST:
-        return _("more than %s") % f"{found.number:,}"
-    return _("at least %s") % f"{found.number:,}" if found.number else _("an unknown number")
+        return _("more than %s") % grouped(found.number)
+    return _("at least %s") % grouped(found.number) if found.number else _("an unknown number")
 
 
 def begin(request: HttpRequest, alias: str, wish: Wish, asked: search.Search) -> BulkChange:
@@ -206,7 +206,7 @@ class BulkChangeAdmin(ReadOnlyAdmin):
         done, known = change.looked_at, request.POST.get("all", "")
         if known.isdecimal() and len(known) < 12:
             # A step is not to count once more what is left: the page that asks for it knows how many there are.
-            left, shown = max(int(known) - done, 0), f"{max(int(known) - done, 0):,}" if int(known) else ""
+            left, shown = max(int(known) - done, 0), grouped(max(int(known) - done, 0)) if int(known) else ""
         else:
             left, shown = self._left(change) if goes_on else (0, "")
         return {
@@ -220,7 +220,7 @@ class BulkChangeAdmin(ReadOnlyAdmin):
             "may_go_on": bool(verb and goes_on and may(request, verb)),
             "left": shown,
             "done": done,
-            "done_shown": f"{done:,}",
+            "done_shown": grouped(done),
             "all": done + left if left else 0,
             "percent": f"{done * 100 // (done + left)} %" if left else "",
             **addresses,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
-from django_dhara.words import short_time
+from django_dhara.words import pointed, short_time
 
 #: The height of the plot and what a step is wide, in its own units; a letter takes so much of the height.
 HEIGHT, STEP, LETTER = 150, 10, 13
@@ -141,7 +141,7 @@ class TimeScale:
         return HEIGHT * (1 - min(share, 1.0))
 
     def marks(self) -> list[Mark]:
-        return [Mark(self.place(tick), short_time(tick).replace(".0 ", " ")) for tick in self._ticks]
+        return [Mark(self.place(tick), short_time(tick).replace(pointed(".0 "), " ")) for tick in self._ticks]
 
 
 def apart(ends: Iterable[Mark]) -> list[Mark]:

@@ -11,6 +11,7 @@ from django.db.models import Count, F, QuerySet, Window
 from django.db.models.functions import RowNumber
 
 from django_dhara import sql, stats
+from django_dhara.admin import traces
 from django_dhara.admin.text import visible, visible_lines
 from django_dhara.models import Command, Task
 from django_dhara.stats import RANGES, Point, Tally
@@ -72,6 +73,11 @@ class Stack(NamedTuple):
         return visible(", ".join(self.threads[:3]) + (" …" if len(self.threads) > 3 else ""))
 
     @property
+    def where(self) -> str:
+        """Where in the project's own code they are, else where in any."""
+        return traces.own_frame(self.text, "")
+
+    @property
     def shown(self) -> str:
         return visible_lines(self.text)
 
@@ -85,8 +91,15 @@ CROSS JOIN LATERAL jsonb_each_text(answer) AS stack(thread, text) ORDER BY threa
 
 
 def stacks(alias: str, command: Command) -> list[Stack]:
-    """The answer to a command STACKS, the longest stacks first: idle threads wait near the top of theirs."""
+    """The answer to a command STACKS: first what is in the project's code, for that hangs; then the longest, for
+    idle threads wait near the top of theirs; last the main thread, which is the control loop.
+    """
     same: dict[str, list[str]] = defaultdict(list)
     for thread, text in sql.on(alias)(_STACKS, {"id": command.pk}):
         same[text or ""].append(thread)
-    return [Stack(threads, text) for text, threads in sorted(same.items(), key=lambda item: -item[0].count("\n"))]
+    return sorted((Stack(threads, text) for text, threads in same.items()), key=_likelihood)
+
+
+def _likelihood(stack: Stack) -> tuple[bool, bool, int]:
+    is_loop = any(thread.startswith("MainThread") for thread in stack.threads)
+    return is_loop, not traces.has_own_frame(stack.text), -stack.text.count("\n")

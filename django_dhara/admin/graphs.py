@@ -16,7 +16,7 @@ from django_dhara import stats
 from django_dhara.admin import charts
 from django_dhara.admin.charts import HEIGHT, Bar, Chart, Mark, TimeScale
 from django_dhara.stats import History, Point, Tally
-from django_dhara.words import rate, short_time
+from django_dhara.words import grouped, rate, short_time
 
 PERCENTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 
@@ -37,7 +37,7 @@ def _throughput(past: History) -> Chart:
     summary = _("Runs per minute: %(last)s at last, %(most)s at most; %(failed)s failed in %(range)s.") % {
         "last": rate((last.completed + last.failed) / minutes),
         "most": rate(max(bar.lower + bar.upper for bar in values)),
-        "failed": f"{total.failed:,}",
+        "failed": grouped(total.failed),
         "range": stats.in_words(past.range),
     }
     return Chart(
@@ -57,11 +57,11 @@ def _throughput(past: History) -> Chart:
 
 def _told_runs(point: Point, past: History) -> str:
     counts = point.tally.counts
-    told = [_("%s done") % f"{counts['completed']:,}", _("%s failed") % f"{counts['failed']:,}"]
+    told = [_("%s done") % grouped(counts["completed"]), _("%s failed") % grouped(counts["failed"])]
     deaths = ngettext("%s death", "%s deaths", counts["dead"])
     for key, words in (("lost", _("%s lost")), ("dead", deaths), ("canceled", _("%s canceled"))):
         if counts[key]:
-            told.append(words % f"{counts[key]:,}")
+            told.append(words % grouped(counts[key]))
     return f"{_when(point, past)} · {' · '.join(told)}"
 
 
@@ -119,4 +119,4 @@ def values(point: Point, past: History) -> list[str]:
     """A row of the table that says what the charts show."""
     tally = point.tally
     times = [time(share) for time in (tally.latency, tally.run_time) for _kind, share in PERCENTILES]
-    return [_when(point, past), f"{tally.completed:,}", f"{tally.failed:,}", *map(short_time, times)]
+    return [_when(point, past), grouped(tally.completed), grouped(tally.failed), *map(short_time, times)]

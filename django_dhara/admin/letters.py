@@ -20,7 +20,7 @@ from django_dhara import search
 from django_dhara.admin import bulkchanges, databases, dead
 from django_dhara.admin.operations import DELETE, RETRY, Verb, Wish
 from django_dhara.admin.readonly import ReadOnlyAdmin
-from django_dhara.admin.text import NAME_LENGTH, first_line, moment, name, visible, visible_lines
+from django_dhara.admin.text import NAME_LENGTH, first_line, grouped, moment, name, visible, visible_lines
 from django_dhara.sql import utc
 
 #: Characters of a reason.
@@ -44,7 +44,7 @@ def bars(hours: list[int]) -> list[Bar]:
         hour = len(hours) - 1 - place
         height = max(round(number / most * HEIGHT, 1), 2.0) if number else 0.0
         when = _("in the last hour") if hour == 0 else _("%s h ago") % hour
-        found.append(Bar(place * (BAR + GAP), HEIGHT - height, height, f"{number:,} {when}"))
+        found.append(Bar(place * (BAR + GAP), HEIGHT - height, height, f"{grouped(number)} {when}"))
     return found
 
 
@@ -92,7 +92,7 @@ class DeadLettersAdmin(ReadOnlyAdmin):
             "groups": [self._row(request, group, found.now) for group in found.groups],
             "summary": _summary(found),
             "more": found.number - len(found.groups),
-            "most": f"{dead.MOST:,}",
+            "most": grouped(dead.MOST),
             "shown_most": dead.GROUPS,
             "function": visible(function) if function else "",
             "orders": [*_orders(request, order)],
@@ -110,11 +110,11 @@ class DeadLettersAdmin(ReadOnlyAdmin):
             "error": name(group.error_class or _("no error")),
             "message": group.message,
             "frame": visible(group.frame),
-            "count": f"{group.count:,}",
+            "count": grouped(group.count),
             "first": moment(group.first, now),
             "last": moment(group.last, now),
             "bars": bars(group.hours),
-            "day": _("%s in the last 24 hours") % f"{sum(group.hours):,}",
+            "day": _("%s in the last 24 hours") % grouped(sum(group.hours)),
         }
 
     def dead_group_view(self, request: HttpRequest) -> HttpResponse:
@@ -133,7 +133,7 @@ class DeadLettersAdmin(ReadOnlyAdmin):
             "title": visible(key[1]),
             "error": name(key[2] or _("no error")),
             "function": name(key[1]),
-            "number": f"{number:,}" if number <= dead.MOST else _("more than %s") % f"{dead.MOST:,}",
+            "number": grouped(number) if number <= dead.MOST else _("more than %s") % grouped(dead.MOST),
             "tasks": [self._task(task) for task in shown],
             "sample": sample,
             "told": _told(sample),
@@ -208,8 +208,8 @@ class DeadLettersAdmin(ReadOnlyAdmin):
 
 
 def _summary(found: dead.Letters) -> str:
-    groups = ngettext("%(count)s group", "%(count)s groups", found.number) % {"count": f"{found.number:,}"}
-    tasks = ngettext("%(count)s dead task", "%(count)s dead tasks", found.tasks) % {"count": f"{found.tasks:,}"}
+    groups = ngettext("%(count)s group", "%(count)s groups", found.number) % {"count": grouped(found.number)}
+    tasks = ngettext("%(count)s dead task", "%(count)s dead tasks", found.tasks) % {"count": grouped(found.tasks)}
     return _("%(tasks)s in %(groups)s") % {"tasks": tasks, "groups": groups}
 
 

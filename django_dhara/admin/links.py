@@ -12,7 +12,6 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from django_dhara.admin import databases
-from django_dhara.states import State
 from django_dhara.stats import Item
 
 
@@ -39,8 +38,12 @@ class Links:
     def tasks(self, **filters: str) -> str:
         return self._to("task_changelist", filters)
 
-    def dead(self) -> str:
-        return self._to("task_dead", {})
+    def ready(self, **filters: str) -> str:
+        """The tasks that a count of ready ones is about."""
+        return self.tasks(**{"is": "ready"}, **filters)
+
+    def dead(self, **filters: str) -> str:
+        return self._to("task_dead", filters)
 
     def queues(self) -> str:
         return self._to("queue_changelist", {})
@@ -60,14 +63,17 @@ class Links:
 
     def of(self, item: Item) -> tuple[str, str]:
         """The page where something can be done about it, and what it is called."""
-        pending = {"state": State.PENDING.value, **({"queue": item.queue} if item.queue else {})}
+        queue = {"queue": item.queue} if item.queue else {}
         pages = {
             "failing": (self.tasks(function=item.function, errors="yes"), _("Failed tasks")),
-            "dead": (self.dead(), _("Dead tasks")),
+            "dead": (self.dead(**({"function": item.function} if item.function else {})), _("Dead tasks")),
+            "behind": (self.ready(**queue), _("Ready tasks")),
+            "suspects": (self.tasks(**{"is": "suspect"}), _("Suspects")),
+            "retries": (self.tasks(**{"is": "retrying"}), _("Waiting retries")),
             "paused": (self.queues(), _("Queues")),
             "snapshot": ("", ""),
             "late": (self.workers(status="late"), _("Late workers")),
             "lost": (self.workers(status="lost_lately"), _("Lost workers")),
             **dict.fromkeys(("no_workers", "unserved"), (self.workers(), _("Workers"))),
         }
-        return pages.get(item.kind) or (self.tasks(**pending), _("Pending tasks"))
+        return pages[item.kind]

@@ -14,12 +14,14 @@ from django.utils.translation import gettext as _
 
 from django_dhara import operations
 from django_dhara.admin import traces
-from django_dhara.admin.text import first_line, visible
+from django_dhara.admin.text import first_line, grouped, visible
 from django_dhara.models import Command, Task
 from django_dhara.states import State
 
-#: Seconds between two looks at a running task, and at the answer of its worker.
+#: Seconds between two looks at a task that runs or may start, and at the answer of its worker.
 PROGRESS_SECONDS, STACK_SECONDS = 2.0, 0.3
+#: Between two looks at one that is not due.
+SCHEDULED_SECONDS = 30.0
 #: After so many seconds a worker is said not to answer.
 PATIENCE_SECONDS = 3.0
 #: Characters of what a function says of its progress that are read for the bar.
@@ -55,7 +57,7 @@ def _gauge_of(value: dict[str, Any]) -> Gauge | None:
     for done, of in (("done", "of"), ("done", "total"), ("current", "total")):
         share = _share(value.get(done), value.get(of))
         if share is not None:
-            counted = _("%(done)s of %(of)s") % {"done": f"{value[done]:,}", "of": f"{value[of]:,}"}
+            counted = _("%(done)s of %(of)s") % {"done": grouped(value[done]), "of": grouped(value[of])}
             return Gauge(share, f"{counted}, {said}" if said else counted)
     percent = _percent(value.get("percent"))
     return Gauge(percent, said) if said or percent is not None else None
@@ -76,6 +78,20 @@ def _percent(value: Any) -> float | None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15
+
+
+def seconds(task: Any) -> float | None:
+    """When its page looks again; None: it has ended."""
+    if task.state == State.PENDING:
+        wait: float = (task.run_at - task.now).total_seconds()
+        return min(max(wait, PROGRESS_SECONDS), SCHEDULED_SECONDS)
+    return PROGRESS_SECONDS if task.state == State.RUNNING else None
+
+
+def mark(task: Any) -> str:
+    """What is another when more of the page is old than what `glance` reads."""
+    waits = task.state == State.PENDING and task.run_at > task.now
+    return f"{task.state} {task.lease} {waits} {task.cancel_requested_at is not None}"
 
 
 def glance(queryset: Any) -> Any:

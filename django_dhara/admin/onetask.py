@@ -52,7 +52,8 @@ class TaskPageAdmin(ReadOnlyAdmin):
             "is_running": task.state == State.RUNNING,
             "may_see_stacks": self.may_see_stacks(request),
             "stack": stack,
-            "progress_seconds": live.PROGRESS_SECONDS,
+            "mark": live.mark(task),
+            "progress_seconds": live.seconds(task),
             "stack_seconds": live.STACK_SECONDS,
         }
 

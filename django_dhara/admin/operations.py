@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext, ngettext_lazy
 
 from django_dhara import bulk, operations
-from django_dhara.admin.text import visible
+from django_dhara.admin.text import grouped, visible
 from django_dhara.lifecycle import Tally
 from django_dhara.models import Task
 
@@ -121,7 +121,10 @@ CHANGE_PRIORITY = Verb(
     permission="move_task",
     change="change_priority",
     answers={
-        "moved": (ngettext_lazy("%(count)s has it now", "%(count)s have it now", "count"), "Priority changed to %s."),
+        "moved": (
+            ngettext_lazy("%(count)s has the new priority", "%(count)s have the new priority", "count"),
+            "Priority changed to %s.",
+        ),
     },
     refused=ngettext_lazy(
         "%(count)s was not pending, or had it already", "%(count)s were not pending, or had it already", "count"
@@ -282,7 +285,7 @@ def _parts(verb: Verb, counts: Mapping[str, int]) -> Iterator[str]:
 
 def _told(words: Any, count: int) -> str:
     """The words that go with a count, with the count as people write it."""
-    return str(words % {"count": count}).replace(str(count), f"{count:,}", 1)
+    return str(words % {"count": count}).replace(str(count), grouped(count), 1)
 
 
 def question(verb: Verb, count: int, shown: str = "") -> str:
@@ -307,4 +310,4 @@ def question(verb: Verb, count: int, shown: str = "") -> str:
             "Delete %(count)s task, if it has finished?", "Delete %(count)s tasks, as far as they have finished?", count
         ),
     }
-    return asked[verb.name] % {"count": shown or f"{count:,}"}
+    return asked[verb.name] % {"count": shown or grouped(count)}

@@ -23,7 +23,7 @@ from django_dhara.admin.text import exact, name, tag
 from django_dhara.models import Queue
 from django_dhara.states import State
 from django_dhara.stats import COUNT_LIMIT, History, Item, Overview, WorkerSeen
-from django_dhara.words import NAME_BEGINS, NAME_ENDS, NO_BREAK, capped, rate, short_time, span
+from django_dhara.words import NAME_BEGINS, NAME_ENDS, NO_BREAK, capped, grouped, pointed, rate, short_time, span
 
 _LABELS = {
     "5m": gettext_lazy("5 min"),
@@ -136,19 +136,19 @@ def _cards(overview: Overview, links: Links, *, may_see_workers: bool) -> Iterat
     if standing:
         yield _ready(overview, capped(standing.ready, COUNT_LIMIT), links)
         busy, slots = overview.slots
-        detail = _("%(busy)s of %(slots)s slots") % {"busy": f"{busy:,}", "slots": f"{slots:,}"}
+        detail = _("%(busy)s of %(slots)s slots") % {"busy": grouped(busy), "slots": grouped(slots)}
         running = capped(standing.running, COUNT_LIMIT)
         yield Card(_("Running"), running, detail if overview.workers else "", links.tasks(state=State.RUNNING))
     if overview.workers is not None:
         address = links.workers() if may_see_workers else ""
-        yield Card(_("Workers"), f"{len(overview.alive):,}", _not_alive(overview.workers), address)
+        yield Card(_("Workers"), grouped(len(overview.alive)), _not_alive(overview.workers), address)
     if standing:
         retries = sum(queue.retries for queue in overview.waiting or ())
-        told = ngettext("%s is a retry", "%s are retries", retries) % f"{retries:,}" if retries else ""
-        yield Card(_("Scheduled"), capped(standing.scheduled, COUNT_LIMIT), told, links.tasks(state=State.PENDING))
+        told = ngettext("%s is a retry", "%s are retries", retries) % grouped(retries) if retries else ""
+        yield Card(_("Scheduled"), capped(standing.scheduled, COUNT_LIMIT), told, links.tasks(**{"is": "scheduled"}))
         died = past.total.counts["dead"] if past else 0
         told = ngettext("%(number)s death in %(range)s", "%(number)s deaths in %(range)s", died)
-        detail = told % {"number": f"{died:,}", "range": stats.in_words(overview.range)}
+        detail = told % {"number": grouped(died), "range": stats.in_words(overview.range)}
         dead = capped(standing.dead, COUNT_LIMIT)
         yield Card(_("Dead now"), dead, detail if past else "", links.dead(), "harm" if died else "")
     if past:
@@ -159,7 +159,7 @@ def _ready(overview: Overview, number: str, links: Links) -> Card:
     since = overview.ready_since
     waited = (overview.now - since).total_seconds() if since else 0.0
     detail = _("oldest %s") % span(max(round(waited), 0)) if since else _what_waits(overview)
-    return Card(_("Ready"), number, detail, links.tasks(state=State.PENDING), "harm" if waited >= 60 else "")
+    return Card(_("Ready"), number, detail, links.ready(), "harm" if waited >= 60 else "")
 
 
 def _what_waits(overview: Overview) -> str:
@@ -178,9 +178,9 @@ def _not_alive(workers: Sequence[WorkerSeen]) -> str:
 def _of_the_past(past: History, links: Links) -> Iterator[Card]:
     total = past.total
     per_minute = total.runs / max(past.seconds, 1) * 60
-    yield Card(_("Throughput"), _("%s/min") % rate(per_minute), _("%s runs") % f"{total.runs:,}", links.tasks())
-    failed = _("%(failed)s of %(runs)s runs") % {"failed": f"{total.failed:,}", "runs": f"{total.runs:,}"}
-    share = f"{total.failure_share:.1%}" if total.failed else "0 %"
+    yield Card(_("Throughput"), _("%s/min") % rate(per_minute), _("%s runs") % grouped(total.runs), links.tasks())
+    failed = _("%(failed)s of %(runs)s runs") % {"failed": grouped(total.failed), "runs": grouped(total.runs)}
+    share = pointed(f"{total.failure_share:.1%}") if total.failed else "0 %"
     yield Card(_("Failed"), share, failed, links.tasks(errors="yes"), "harm" if total.failure_share >= 0.1 else "")
     for label, time in ((_("Latency p50"), total.latency), (_("Run time p50"), total.run_time)):
         detail = ", ".join(f"{kind} {short_time(time(share))}".replace(" ", NO_BREAK) for kind, share in _TAIL)

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 
 from django_dhara.admin import arrows, databases, links, live, story, traces
 from django_dhara.admin.scene import ATTEMPTS, CHILDREN, SHOWN, Scene
-from django_dhara.admin.text import badge, counted, first_line, moment, name, span, visible, visible_lines
+from django_dhara.admin.text import badge, counted, first_line, grouped, moment, name, span, visible, visible_lines
 from django_dhara.states import State
 
 
@@ -36,7 +36,7 @@ class Told(NamedTuple):
 
 
 def glance(scene: Scene) -> dict[str, Any]:
-    """What changes while a task runs."""
+    """What changes while one looks."""
     task: Any = scene.task
     runs = task.state == State.RUNNING
     return {
@@ -50,12 +50,13 @@ def context(scene: Scene) -> dict[str, Any]:
     """What the template shows of a task."""
     return {
         "scene": scene,
+        "heading": name(scene.task.function),
         **glance(scene),
         "timeline": story.timeline(scene),
         "ways": arrows.ways(scene.task),
         "facts": [*_facts(scene)],
         "documents": scene.documents,
-        "shown": f"{SHOWN:,}",
+        "shown": grouped(SHOWN),
         "attempts": [_told(scene, attempt) for attempt in reversed(scene.attempts)],
         "attempts_shown": ATTEMPTS,
         "children": [(_link(scene, id_, path), badge(state)) for id_, path, state in scene.children[:CHILDREN]],

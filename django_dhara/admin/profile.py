@@ -11,7 +11,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_dhara.admin.text import age, moment, name, process, tag, visible
+from django_dhara.admin.text import age, grouped, moment, name, process, tag, visible
 from django_dhara.fleet import Status
 from django_dhara.stats import Tally
 
@@ -102,16 +102,16 @@ def slots(worker: Any) -> SafeString | str:
     if number <= worker.concurrency:
         return shown
     title = _("beyond its slots: coroutines, and tasks claimed ahead")
-    more = f"+{number - worker.concurrency:,}"
+    more = f"+{grouped(number - worker.concurrency)}"
     return format_html('{} <span class="dhara-quiet" title="{}">{}</span>', shown, title, more)
 
 
 def settled(tally: Tally) -> SafeString | str:
     """Runs that ended, and how many of them failed."""
-    shown = ngettext("%s run", "%s runs", tally.runs) % f"{tally.runs:,}"
+    shown = ngettext("%s run", "%s runs", tally.runs) % grouped(tally.runs)
     if not tally.failed:
         return shown
-    failed = _("%s failed") % f"{tally.failed:,}"
+    failed = _("%s failed") % grouped(tally.failed)
     return format_html('{} <span class="dhara-quiet">{}</span>', shown, failed)
 
 

@@ -29,11 +29,15 @@ from django_dhara.admin.charts import HATCH
 from django_dhara.admin.readonly import ReadOnlyAdmin
 from django_dhara.admin.text import NAME_LENGTH, exact, name, span, tag, visible, worker_name
 from django_dhara.models import Queue
+from django_dhara.states import State
 from django_dhara.stats import RANGES, Tally
-from django_dhara.words import NO_BREAK, rate, short_time
+from django_dhara.words import NO_BREAK, grouped, rate, short_time
 
 #: Functions and workers named on the page of a queue.
 FUNCTIONS, SERVERS = 50, 50
+
+#: Which pending tasks a number is about, as parameters of the list of tasks.
+_READY, _SCHEDULED = {"is": "ready"}, {"is": "scheduled"}
 
 
 @admin.register(Queue)
@@ -45,7 +49,7 @@ class QueueAdmin(ReadOnlyAdmin):
 
     class Media:
         css: ClassVar = {"all": ("dhara/overview.css", "dhara/fleet.css")}
-        js = (Script("dhara/overview.js", defer=True),)
+        js = (Script("dhara/morph.js", defer=True), Script("dhara/overview.js", defer=True))
 
     def get_urls(self) -> list[Any]:
         view = self.admin_site.admin_view(self.button_view)
@@ -164,8 +168,8 @@ class QueueAdmin(ReadOnlyAdmin):
             {
                 "name": name(function),
                 "address": f"{address}?{urlencode({'queue': row.queue, 'function': function, **more})}",
-                "runs": tally.runs,
-                "failed": tally.failed,
+                "runs": grouped(tally.runs),
+                "failed": grouped(tally.failed),
                 "times": [_unbroken(tally.run_time(share)) for share in (0.5, 0.95)],
             }
             for function, tally in sorted(found.items(), key=lambda pair: -pair[1].runs)[:FUNCTIONS]
@@ -288,7 +292,7 @@ class Shown:
                 "%s of its tasks were running when a worker died, and wait apart.",
                 row.held.suspects,
             )
-            yield told % f"{row.held.suspects:,}"
+            yield told % grouped(row.held.suspects)
 
     @property
     def servers(self) -> list[tuple[SafeString, str]]:
@@ -308,37 +312,38 @@ class Shown:
 
     @property
     def ready(self) -> SafeString | str:
-        shown, suspects = self._count(self.row.ready, "PENDING", is_capped=self._is_capped), self.row.held.suspects
+        shown, suspects = self._count(self.row.ready, is_capped=self._is_capped, **_READY), self.row.held.suspects
         if not suspects:
             return shown
         title = _("were running when a worker died, and wait apart")
-        return format_html('{} <small title="{}">+{}</small>', shown, title, f"{suspects:,}")
+        return format_html('{} <small title="{}">+{}</small>', shown, title, grouped(suspects))
 
     @property
     def scheduled(self) -> SafeString | str:
-        return self._count(self.row.scheduled, "PENDING", is_capped=self._is_capped)
+        return self._count(self.row.scheduled, is_capped=self._is_capped, **_SCHEDULED)
 
     @property
     def running(self) -> SafeString | str:
-        return self._count(self.row.held.running, "RUNNING")
+        return self._count(self.row.held.running, state=State.RUNNING)
 
     @property
     def dead(self) -> SafeString | str:
         """A link only: to count them would read all of them."""
-        return self._link("DEAD", _("Dead tasks"))
+        return self._link(_("Dead tasks"), state=State.DEAD)
 
     @property
     def _is_capped(self) -> bool:
         return bool(self.row.waiting and self.row.waiting.is_capped)
 
-    def _count(self, count: int, state: str, *, is_capped: bool = False) -> SafeString | str:
-        shown = f"{count:,}+" if is_capped and count else f"{count:,}"
-        return self._link(state, shown) if count else shown
+    def _count(self, count: int, *, is_capped: bool = False, **which: str) -> SafeString | str:
+        shown = f"{grouped(count)}+" if is_capped and count else grouped(count)
+        return self._link(shown, **which) if count else shown
 
-    def _link(self, state: str, shown: str) -> SafeString | str:
+    def _link(self, shown: str, **which: str) -> SafeString | str:
+        """A link to those of its tasks that `which` tells."""
         if not self._tasks:
             return shown
-        return format_html('<a href="{}?{}">{}</a>', self._tasks, urlencode({"state": state, **self._query}), shown)
+        return format_html('<a href="{}?{}">{}</a>', self._tasks, urlencode({**which, **self._query}), shown)
 
     @property
     def oldest(self) -> SafeString | str:
@@ -393,5 +398,5 @@ class Past(NamedTuple):
         return " / ".join(_unbroken(self.tally.run_time(share)) for share in (0.5, 0.95, 0.99))
 
     @property
-    def failed(self) -> int:
-        return self.tally.failed
+    def failed(self) -> str:
+        return grouped(self.tally.failed)

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy
 from django_dhara import fleet, redaction
 from django_dhara.admin import audit, databases, trees
 from django_dhara.admin.backlog import key
-from django_dhara.admin.text import pretty
+from django_dhara.admin.text import grouped, pretty
 from django_dhara.models import Attempt, Queue, Task, TaskQuerySet, Worker
 from django_dhara.states import State
 
@@ -58,7 +58,7 @@ class Document(NamedTuple):
 
     @property
     def size_shown(self) -> str:
-        return f"{self.size:,}"
+        return grouped(self.size)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,8 +101,6 @@ def with_documents(queryset: TaskQuerySet) -> Any:
 def read(alias: str, task: Any, site: str) -> Scene:
     """Everything about `task`, a row of `with_documents()`."""
     attempts = list(_attempts(alias, task.id))
-    waits = task.state == State.PENDING
-    paused_at = _paused_at(alias, task) if waits else None
     return Scene(
         task=task,
         site=site,
@@ -115,16 +113,14 @@ def read(alias: str, task: Any, site: str) -> Scene:
         parent=Task.objects.using(alias).filter(id=task.parent_id).only("id", "function", "state").first()
         if task.parent_id
         else None,
-        paused_at=paused_at,
-        paused_by=_paused_by(task, paused_at) if paused_at else "",
-        served=_is_served(alias, task) if waits else True,
+        **_obstacles(alias, task),
         documents=[*documents(task)],
-        backend_known=task.backend in getattr(settings, "TASKS", {}),
+        backend_known=_is_backend_known(task),
     )
 
 
 def glance(alias: str, task: Any, site: str) -> Scene:
-    """What is said of a running task again and again, by two queries."""
+    """What is said of a task that has not ended again and again, by a few small queries."""
     return Scene(
         task=task,
         site=site,
@@ -135,11 +131,26 @@ def glance(alias: str, task: Any, site: str) -> Scene:
         entries=(),
         children=(),
         parent=None,
-        paused_at=None,
-        served=True,
+        **_obstacles(alias, task),
         documents=(),
-        backend_known=True,
+        backend_known=_is_backend_known(task),
     )
+
+
+def _obstacles(alias: str, task: Any) -> dict[str, Any]:
+    """What keeps a pending task waiting."""
+    if task.state != State.PENDING:
+        return {"paused_at": None, "served": True}
+    paused_at = _paused_at(alias, task)
+    return {
+        "paused_at": paused_at,
+        "paused_by": _paused_by(task, paused_at) if paused_at else "",
+        "served": fleet.is_served(alias, task.queue, task.backend),
+    }
+
+
+def _is_backend_known(task: Any) -> bool:
+    return task.backend in getattr(settings, "TASKS", {})
 
 
 def documents(task: Any) -> Iterable[Document]:
@@ -229,10 +240,3 @@ def _paused_at(alias: str, task: Task) -> datetime | None:
 def _paused_by(task: Task, since: datetime) -> str:
     queue = key(task.backend, task.queue)
     return audit.authors(Queue, [(queue, since)]).get(queue, "")
-
-
-def _is_served(alias: str, task: Task) -> bool:
-    """Is there a worker that lives, takes new tasks, and works on this queue?"""
-    alive = fleet.workers(alias).filter(backend=task.backend, status=fleet.Status.ALIVE)
-    columns = alive.values_list("queues", "exclude_queues")[:1000]
-    return any(fleet.takes(task.queue, *each) for each in columns)

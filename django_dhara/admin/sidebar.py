@@ -173,6 +173,7 @@ def chips(asked: Search, address: Address) -> list[Chip]:
 #: Parameters that other pages link with, and what they mean in the language.
 PARAMETERS: dict[str, Callable[[str], Any]] = {
     "state": lambda text: f"state:{Value(text.lower())}",
+    "is": lambda text: str(Term("is", (Value.of(text),))),
     "queue": lambda text: str(Term("queue", (Value.of(text),))),
     "function": lambda text: str(Term("function", (Value(text, exact=True),))),
     "errors": lambda text: f"error:{'none' if text == 'no' else 'any'}",

@@ -68,7 +68,9 @@ def _obstacles(scene: Scene) -> Iterator[SafeString | str]:
     if scene.paused_at:
         yield _paused(scene, scene.paused_at)
     elif not scene.served:
-        yield _("No worker that is alive now takes this queue.")
+        told = _("No worker that is alive now takes this queue.")
+        due = scene.task.run_at <= scene.now
+        yield format_html('<strong class="dhara-alert dhara-dead">{}</strong>', told) if due else told
     if scene.task.lost:
         yield _("It was running when a worker died: a worker holds at most one such task at a time.")
 

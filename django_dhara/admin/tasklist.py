@@ -13,16 +13,17 @@ from django.db.models import QuerySet
 from django.db.models.functions import Left, Now
 from django.http import HttpRequest
 from django.urls import reverse
+from django.utils.functional import cached_property
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_dhara import redaction, search
-from django_dhara.admin import bulkchanges, databases, scene, sidebar
+from django_dhara.admin import bulkchanges, databases, hints, scene, sidebar
 from django_dhara.admin.actions import TaskActionsAdmin
 from django_dhara.admin.lists import BoundedChangeList
-from django_dhara.admin.text import age, badge, counted, exact, first_line, moment, name, visible
+from django_dhara.admin.text import age, badge, counted, exact, first_line, grouped, moment, name, visible
 from django_dhara.models import Attempt
 from django_dhara.states import FINAL, State
 
@@ -129,6 +130,12 @@ class TaskChangeList(BoundedChangeList):
         return (visible(text), self.address_of(text)) if text else None
 
     @property
+    def hint(self) -> tuple[str, str] | None:
+        """What may have been meant by a search that has found nothing, and its address."""
+        near = hints.nearest(self.asked, self.known)
+        return (visible(near), self.address(near)) if near else None
+
+    @property
     def marked(self) -> Iterator[Marked]:
         for problem in self.problem.problems if self.problem else ():
             end = problem.position + len(problem.word)
@@ -141,7 +148,11 @@ class TaskChangeList(BoundedChangeList):
 
     @property
     def groups(self) -> list[sidebar.Group]:
-        return [*sidebar.groups(self.asked, sidebar.known(self.alias), self.address)]
+        return [*sidebar.groups(self.asked, self.known, self.address)]
+
+    @cached_property
+    def known(self) -> sidebar.Known:
+        return sidebar.known(self.alias)
 
     @property
     def has_bulk_changes(self) -> bool:
@@ -187,14 +198,14 @@ class TaskChangeList(BoundedChangeList):
         if self.problem or looked.complete or len(self.result_list) >= SIZE:
             return ""
         if looked.until is None:
-            return _("Up to %s tasks were looked through.") % f"{looked.rows:,}"
+            return _("Up to %s tasks were looked through.") % grouped(looked.rows)
         if self._by_end:
             text = _("The %(rows)s tasks that ended last were looked through, back to %(until)s.")
         else:
             text = _("The newest %(rows)s tasks were looked through, back to %(until)s.")
         if "cursor" in self.request.GET:
             text = _("The next %(rows)s tasks were looked through, back to %(until)s.")
-        return text % {"rows": f"{looked.rows:,}", "until": exact(looked.until)}
+        return text % {"rows": grouped(looked.rows), "until": exact(looked.until)}
 
     @property
     def _by_end(self) -> bool:

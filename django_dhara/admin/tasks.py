@@ -37,7 +37,7 @@ class TaskAdmin(TaskPageAdmin, DeadLettersAdmin, TaskListAdmin):
 
     class Media:
         css: ClassVar = {"all": ("dhara/task.css",)}
-        js = ("dhara/task.js",)
+        js = ("dhara/morph.js", "dhara/task.js")
 
     # The page of one task
 

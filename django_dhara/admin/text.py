@@ -26,7 +26,7 @@ SIGNS = {
 #: Characters of a name in a list.
 NAME_LENGTH = 60
 
-visible, visible_lines, span = words.visible, words.visible_lines, words.span
+visible, visible_lines, span, grouped = words.visible, words.visible_lines, words.span, words.grouped
 
 
 def first_line(text: str, length: int = 200) -> str:

@@ -68,6 +68,11 @@ def own_frame(text: str, function: str) -> str:
     return f"{short}:{line}, {name}" if name else f"{short}:{line}"
 
 
+def has_own_frame(text: str) -> bool:
+    """Is any of its frames the project's own?"""
+    return any(_is_own(part) for part in _parts(text.splitlines(), ""))
+
+
 def _parts(lines: list[str], top: str) -> Iterator[_Frame | str]:
     """Each frame with the lines that belong to it, and each other line by itself."""
     frame, indent = None, 0

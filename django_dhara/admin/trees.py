@@ -12,7 +12,7 @@ from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_dhara.admin.text import visible
+from django_dhara.admin.text import grouped, visible
 
 #: Of one tree: values in all, items of one list or object, levels, characters of a string and of a key.
 MOST, ITEMS, DEEPEST, STRING, KEY = 500, 100, 12, 300, 100
@@ -61,7 +61,7 @@ def _inside(value: dict[str, Any] | list[Any], level: int, room: int) -> SafeStr
     share = (room - len(shown)) // max(branches, 1)
     rows = [(_row(key, inner, level, share),) for key, inner in shown]
     if rest := len(value) - len(rows):
-        more = ngettext("%(count)s more", "%(count)s more", rest) % {"count": f"{rest:,}"}
+        more = ngettext("%(count)s more", "%(count)s more", rest) % {"count": grouped(rest)}
         rows.append((format_html('<li class="dhara-quiet">… {}</li>', more),))
     return format_html('<ul class="dhara-json">{}</ul>', format_html_join("", "{}", rows))
 
@@ -98,7 +98,7 @@ def _string(value: str) -> SafeString:
     shown = format_html('<bdi class="dhara-string">"{}"</bdi>', _cut(value, STRING))
     if len(value) <= STRING:
         return shown
-    size = _("text of %s characters") % f"{len(value):,}"
+    size = _("text of %s characters") % grouped(len(value))
     return format_html('{} <span class="dhara-quiet">{}</span>', shown, size)
 
 
@@ -108,7 +108,7 @@ def _size(value: dict[str, Any] | list[Any]) -> str:
         told = ngettext("object with %(count)s key", "object with %(count)s keys", count)
     else:
         told = ngettext("list of %(count)s item", "list of %(count)s items", count)
-    return told % {"count": f"{count:,}"}
+    return told % {"count": grouped(count)}
 
 
 def _cut(text: str, length: int) -> str:

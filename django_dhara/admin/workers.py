@@ -30,7 +30,7 @@ from django_dhara.admin.crew import NAMED, NAMED_ON_PAGE
 from django_dhara.admin.lists import MOST, BoundedChangeList, DatabaseFilter, Filter
 from django_dhara.admin.profile import badge, facts, lifetime, memory, queues, settled, slots, standing
 from django_dhara.admin.readonly import ReadOnlyAdmin
-from django_dhara.admin.text import age, moment, name, visible, worker_name
+from django_dhara.admin.text import age, grouped, moment, name, visible, worker_name
 from django_dhara.fleet import PRESENT, Status
 from django_dhara.models import Command, Worker
 from django_dhara.states import State
@@ -108,7 +108,7 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     class Media:
         css: ClassVar = {"all": ("dhara/overview.css", "dhara/fleet.css")}
-        js = (Script("dhara/overview.js", defer=True),)
+        js = (Script("dhara/morph.js", defer=True), Script("dhara/overview.js", defer=True))
 
     # The list
 
@@ -214,7 +214,7 @@ class WorkerAdmin(ReadOnlyAdmin):
         """
         count = len(workers)
         context = {
-            "title": ngettext("Drain %s worker?", "Drain %s workers?", count) % f"{count:,}",
+            "title": ngettext("Drain %s worker?", "Drain %s workers?", count) % grouped(count),
             "workers": [(badge(one.status), worker_name(one), queues(one)) for one in workers],
             "ids": [worker.pk for worker in workers],
             "action": request.get_full_path(),
@@ -340,10 +340,10 @@ def _no_worker(id_: object) -> str:
 def _summary(verb: Command.Verb, asked: int, refused: int) -> str:
     if verb == Command.Verb.STACKS:
         return _("Asked: the answer stands below in a moment.") if asked else _("It was asked already, or is gone.")
-    told = ngettext("%s worker asked to drain", "%s workers asked to drain", asked) % f"{asked:,}"
+    told = ngettext("%s worker asked to drain", "%s workers asked to drain", asked) % grouped(asked)
     if not refused:
         return f"{told}."
-    other = ngettext("%s drains already or is gone", "%s drain already or are gone", refused) % f"{refused:,}"
+    other = ngettext("%s drains already or is gone", "%s drain already or are gone", refused) % grouped(refused)
     return f"{told}, {other}."
 
 

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 
 from django_dhara import stats
 from django_dhara.stats import COUNT_LIMIT, DEPTH_LIMIT, Overview, Point, Tally, WorkerSeen
-from django_dhara.words import capped, clipped, plain, rate, short_time, span
+from django_dhara.words import capped, clipped, grouped, plain, pointed, rate, short_time, span
 
 _SIGNS = {"harm": "!", "warning": "^", "notice": "-"}
 #: Rows of a table where nothing limits the height.
@@ -78,7 +78,7 @@ def _numbers(overview: Overview) -> Iterator[str]:
         total = past.total
         yield _("Runs %(rate)s/min  Failed %(failed)s  Latency %(wait)s, p95 %(waits)s  Run %(run)s, p95 %(runs)s") % {
             "rate": rate(total.runs / max(past.seconds, 1) * 60),
-            "failed": f"{total.failure_share:.1%}",
+            "failed": pointed(f"{total.failure_share:.1%}"),
             "wait": short_time(total.latency(0.5)),
             "waits": short_time(total.latency(0.95)),
             "run": short_time(total.run_time(0.5)),
@@ -130,7 +130,7 @@ def _heads() -> tuple[str, ...]:
 def _figures(tally: Tally, overview: Overview) -> Iterator[str]:
     minutes = max(overview.past.seconds if overview.past else 0, 1) / 60
     yield rate(tally.runs / minutes)
-    yield f"{tally.failed:,} ({tally.failure_share:.0%})" if tally.failed else "0"
+    yield f"{grouped(tally.failed)} ({tally.failure_share:.0%})" if tally.failed else "0"
     yield short_time(tally.latency(0.95))
     yield short_time(tally.run_time(0.95))
 
@@ -143,7 +143,7 @@ def _workers(overview: Overview) -> list[str]:
             clipped(worker.name),
             words[worker.status],
             f"{worker.busy}/{worker.concurrency}",
-            f"{tallies.get(worker.id, Tally()).runs:,}",
+            grouped(tallies.get(worker.id, Tally()).runs),
             _age(overview, worker.heartbeat_at),
         ]
         for worker in sorted(overview.workers or (), key=_worst_first)

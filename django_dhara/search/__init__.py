@@ -10,12 +10,13 @@ The admin and the API share it. No code of a function is imported.
 """
 
 from django_dhara.search.finding import MOST, CursorError, Found, Looked, Page, count, page, walk
-from django_dhara.search.language import FIELDS, Field, Problem, Search, SearchError, Term, Value, parse
+from django_dhara.search.language import FIELDS, TEXT, Field, Problem, Search, SearchError, Term, Value, meant, parse
 from django_dhara.search.moments import duration, readable
 
 __all__ = [
     "FIELDS",
     "MOST",
+    "TEXT",
     "CursorError",
     "Field",
     "Found",
@@ -28,6 +29,7 @@ __all__ = [
     "Value",
     "count",
     "duration",
+    "meant",
     "page",
     "parse",
     "readable",

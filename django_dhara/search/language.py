@@ -34,6 +34,17 @@ _ANY_PAYLOAD = "payload.…"
 
 #: What `is:` takes.
 KINDS = ("ready", "scheduled", "retrying", "suspect", "late", "stopping")
+STATES = tuple(state.lower() for state in State.values)
+
+#: What other queues and Django's own words call it.
+_ELSEWHERE = {
+    "state:dead": ("failed", "discarded", "buried"),
+    "state:completed": ("successful", "succeeded", "success", "finished", "done"),
+    "state:running": ("executing", "active", "started", "processing"),
+    "state:pending": ("queued", "enqueued", "waiting", "available"),
+    "is:retrying": ("retryable", "retry"),
+    "is:late": ("stuck", "orphaned"),
+}
 
 _HEX = re.compile(r"[0-9a-f][0-9a-f-]{3,35}", re.IGNORECASE)
 _NUMBER = re.compile(r"(>=|<=|>|<)?(-?\d{1,9})|(-?\d{1,9})\.\.(-?\d{1,9})")
@@ -137,7 +148,15 @@ class SearchError(ValueError):
         for problem in reversed(self.problems):
             end = problem.position + len(problem.word)
             text = text[: problem.position] + problem.instead + text[end:]
-        return text
+        return text if _is_search(text) else ""
+
+
+def _is_search(text: str) -> bool:
+    try:
+        parse(text)
+    except SearchError:
+        return False
+    return True
 
 
 class _Wrong(Exception):
@@ -157,6 +176,22 @@ class Field(NamedTuple):
     help: object
 
 
+def meant(word: str) -> str:
+    """The term that a word means which is no name: of `dead` that is `state:dead`; empty if it is none."""
+    lower = word.lower()
+    if lower in STATES:
+        return f"state:{lower}"
+    if lower in KINDS:
+        return f"is:{lower}"
+    return next((term for term, words in _ELSEWHERE.items() if lower in words), "")
+
+
+def _check_word(value: Value) -> Value:
+    if not value.text:
+        raise _Wrong(_("There is no word here."))
+    return value
+
+
 def _check_text(value: Value) -> Value:
     if not value.text:
         raise _Wrong(_("There is no value behind the colon."))
@@ -168,8 +203,8 @@ def _check_choice(choices: tuple[str, ...]) -> Callable[[Value], Value]:
         word = _check_text(value).text.lower()
         if word not in choices:
             message = _("There is no “%(word)s”; there are: %(choices)s.")
-            near = get_close_matches(word, choices, 1)
-            raise _Wrong(message % {"word": value.text, "choices": ", ".join(choices)}, near[0] if near else "")
+            instead = meant(word) or "".join(get_close_matches(word, choices, 1))
+            raise _Wrong(message % {"word": value.text, "choices": ", ".join(choices)}, instead)
         return Value(word)
 
     return check
@@ -216,7 +251,7 @@ _WORD = Field(_check_text, "", "")
 
 FIELDS: Mapping[str, Field] = {
     "state": Field(
-        _check_choice(tuple(state.lower() for state in State.values)),
+        _check_choice(STATES),
         "state:dead,canceled",
         gettext_lazy("pending, running, completed, dead or canceled"),
     ),
@@ -298,7 +333,7 @@ def _term(word: _Word, problems: list[Problem]) -> Term | None:
     try:
         name, colon, given = _taken_apart(rest)
         values = _values(given, most=1 if name in _SINGLE else MAX_VALUES, is_list=bool(colon))
-        check = _field(name, given).check if colon else _check_text
+        check = _field(name, given).check if colon else _check_word
     except _Wrong as wrong:
         instead = f"{'-' if negated else ''}{wrong.instead}" if wrong.instead else ""
         problems.append(Problem(word.position, word.text, str(wrong), instead))
@@ -306,7 +341,8 @@ def _term(word: _Word, problems: list[Problem]) -> Term | None:
     try:
         kept = tuple(check(value) for value in values)
     except _Wrong as wrong:
-        instead = f"{'-' if negated else ''}{name}:{wrong.instead}" if wrong.instead and len(values) == 1 else ""
+        instead = wrong.instead if ":" in wrong.instead else f"{name}:{wrong.instead}"
+        instead = f"{'-' if negated else ''}{instead}" if wrong.instead and len(values) == 1 else ""
         problems.append(Problem(word.position, word.text, str(wrong), instead))
         return None
     return Term(name or TEXT, tuple(dict.fromkeys(kept)), negated)
@@ -357,7 +393,7 @@ def _values(text: str, most: int, *, is_list: bool) -> tuple[Value, ...]:
         values.append(Value(plain) if quoted is None else Value(_unescaped(quoted), exact=True))
         end = match.end()
     if end < len(text) or not values:
-        raise _broken(text)
+        raise _broken(text, is_word=not is_list)
     if len(values) > most:
         raise _Wrong(ngettext("It takes one value.", "It takes at most %(most)s values.", most) % {"most": most})
     return tuple(values)
@@ -367,9 +403,9 @@ def _unescaped(quoted: str) -> str:
     return re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL)
 
 
-def _broken(text: str) -> _Wrong:
+def _broken(text: str, *, is_word: bool) -> _Wrong:
     if not text:
-        return _Wrong(_("There is no value behind the colon."))
+        return _Wrong(_("There is no word here.") if is_word else _("There is no value behind the colon."))
     if text.replace('\\"', "").count('"') % 2:
         return _Wrong(_("A quote is opened and not closed."))
     if '"' in text:

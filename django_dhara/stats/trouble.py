@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_dhara.stats.past import History, Range, Tally
 from django_dhara.stats.present import COUNT_LIMIT, DEPTH_LIMIT, Died, Holder, Standing, Waiting, WorkerSeen
-from django_dhara.words import capped, isolated, span
+from django_dhara.words import capped, grouped, isolated, span
 
 Level = Literal["harm", "warning", "notice"]
 Kind = Literal[
@@ -68,7 +68,7 @@ class Facts:
 def attention(facts: Facts) -> list[Item]:
     """What needs a person, in the order of harm."""
     found: list[Item] = []
-    for look in (_queues, _functions, _dead, _gone, _snapshots, _suspects, _retries):
+    for look in (_queues, _failing, _failed, _dead, _gone, _snapshots, _suspects, _retries):
         items = sorted(look(facts), key=lambda item: (_LEVELS.index(item.level), item.since or facts.now))
         found.extend(_few(items))
     return sorted(found, key=lambda item: _LEVELS.index(item.level))
@@ -156,24 +156,65 @@ def _is_unserved(queue: Waiting, facts: Facts) -> bool:
     return facts.workers is not None and not any(w.serves(queue.backend, queue.queue) for w in facts.workers)
 
 
-def _functions(facts: Facts) -> Iterator[Item]:
+class _Failure(NamedTuple):
+    """A function of which many runs failed in a range."""
+
+    function: str
+    tally: Tally
+    range: Range
+    #: Its runs of the last minutes; those of the range if these are not known.
+    lately: Tally
+
+    @property
+    def is_over(self) -> bool:
+        """Of late few of its runs failed, or it has not run."""
+        return self.lately.failure_share < FAILED_SHARE
+
+
+def _failures(facts: Facts) -> Iterator[_Failure]:
     seen = set()
     for past in (facts.lately, facts.past):
         for function, tally in (past.functions if past else {}).items():
             if past and function not in seen and tally.failed >= FAILED_RUNS and tally.failure_share >= FAILED_SHARE:
                 seen.add(function)
-                yield _failing(function, tally, past.range)
+                lately = facts.lately.functions.get(function, Tally()) if facts.lately else tally
+                yield _Failure(function, tally, past.range, lately)
 
 
-def _failing(function: str, tally: Tally, range_: Range) -> Item:
-    told = _("%(function)s fails: %(failed)s of %(runs)s runs (%(share)s) in %(range)s.") % {
+def _failing(facts: Facts) -> Iterator[Item]:
+    for failure in _failures(facts):
+        if not failure.is_over:
+            told = _("%(function)s fails: %(failed)s of %(runs)s runs (%(share)s) in %(range)s.")
+            yield _failure(failure, told, _level(failure.tally))
+
+
+def _failed(facts: Facts) -> Iterator[Item]:
+    """Functions that failed, and do not now. Nobody need get up for what runs well again; what has not run may fail."""
+    for failure in _failures(facts):
+        if failure.is_over:
+            told = _(
+                "%(function)s failed: %(failed)s of %(runs)s runs (%(share)s) in %(range)s, "
+                "%(lately)s in the last 5 minutes."
+            )
+            has_run = failure.lately.completed > 0
+            yield _failure(failure, told, "notice" if has_run else _level(failure.tally))
+
+
+def _level(tally: Tally) -> Level:
+    return "harm" if tally.failure_share >= BROKEN_SHARE else "warning"
+
+
+def _failure(failure: _Failure, sentence: str, level: Level) -> Item:
+    function, tally, lately = failure.function, failure.tally, failure.lately
+    told = sentence % {
         "function": isolated(function),
-        "failed": f"{tally.failed:,}",
-        "runs": f"{tally.completed + tally.failed:,}",
+        "failed": grouped(tally.failed),
+        "runs": grouped(tally.completed + tally.failed),
         "share": f"{tally.failure_share:.0%}",
-        "range": in_words(range_),
+        "range": in_words(failure.range),
+        "lately": _("%(done)s of %(of)s")
+        % {"done": grouped(lately.failed), "of": grouped(lately.completed + lately.failed)},
     }
-    level: Level = "harm" if tally.failure_share >= BROKEN_SHARE else "warning"
     return Item("failing", level, told, tally.failing_since, function=function, number=tally.failed)
 
 
@@ -181,7 +222,8 @@ def _dead(facts: Facts) -> Iterator[Item]:
     if not facts.died:
         return
     number = sum(each.number for each in facts.died)
-    named = _listed([f"{isolated(each.function)} {each.number:,}" for each in facts.died])
+    more = "+" if number >= DEPTH_LIMIT else ""
+    named = _listed([f"{isolated(each.function)} {grouped(each.number)}{more}" for each in facts.died])
     told = ngettext(
         "%(number)s task that died in %(range)s is dead now: %(named)s.",
         "%(number)s tasks that died in %(range)s are dead now: %(named)s.",
@@ -263,7 +305,7 @@ def _retries(facts: Facts) -> Iterator[Item]:
             "%(number)s tasks that failed wait for their next attempts, the first due in %(span)s.",
             number,
         )
-        told %= {"number": f"{number:,}", "span": span(max((min(times) - facts.now).total_seconds(), 0))}
+        told %= {"number": grouped(number), "span": span(max((min(times) - facts.now).total_seconds(), 0))}
         yield Item("retries", "notice", told, None, number=number)
 
 
@@ -292,7 +334,7 @@ def _lives(worker: WorkerSeen) -> bool:
 
 
 def _depth(queue: Waiting) -> str:
-    return f"{queue.ready:,}+" if queue.is_capped else f"{queue.ready:,}"
+    return f"{grouped(queue.ready)}+" if queue.is_capped else grouped(queue.ready)
 
 
 def _seconds(facts: Facts, since: datetime) -> float:

@@ -9,6 +9,17 @@ from django import template
 register = template.Library()
 
 
+#: As one asks: what is stuck, then where, then who works on it.
+_ORDER = ("Task", "Queue", "Worker", "BulkChange", "Token")
+
+
+@register.filter
+def in_order(models: Any) -> list[Any]:
+    """The lists of the app, in one order in all languages."""
+    known = {name: place for place, name in enumerate(_ORDER)}
+    return sorted(models, key=lambda model: known.get(model["object_name"], len(known)))
+
+
 @register.inclusion_tag("admin/dhara/overview.html", takes_context=True)
 def dhara_overview(context: Any) -> dict[str, Any]:
     """The overview for who may see tasks; nothing for others."""

@@ -77,7 +77,7 @@ def send_newsletter(context, readers):
             raise Snooze(0)
         time.sleep(1)
         context.save_checkpoint(number + 1)
-        context.progress({"sent": number + 1, "of": readers})
+        context.progress({"done": number + 1, "of": readers})
 
 
 def _talk_to_mail_server():

@@ -132,9 +132,39 @@ def test_no_line_comes_under_a_hand_that_is_about_to_press(browse, fleet):
         page.get_by_role("button", name="Pause images").focus()
         a_task(queue="a new one, before all others")
         page.wait_for_selector("th a >> text=a new one")
+        assert page.evaluate("document.activeElement.innerText").split() == ["Pause", "images"], (
+            "the hand lost its button"
+        )
         page.keyboard.press("Enter")
-        page.wait_for_timeout(500)
+        page.wait_for_selector("text=Queue images is paused")
     assert not Queue.objects.filter(paused_at__isnull=False).exclude(name__in=["reports", "images"]).exists()
+
+
+@pytest.mark.parametrize("address", [f"/admin/dhara/worker/{BUSY}/change/", f"{QUEUES}default_3Aimages/change/"])
+def test_a_page_is_the_same_page_after_it_has_refreshed_itself(browse, fleet, address):
+    """Django's sidebar has ids of its own; the two must not meet."""
+    with browse() as page:
+        often(page, address)
+        with page.expect_response(f"**{address}"), page.expect_response(f"**{address}"):
+            pass
+        page.wait_for_timeout(400)
+        assert page.locator(".dhara-standing").count() == 1
+        assert page.locator(".dhara-facts dt").count() > 5
+        ids = page.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")
+        assert len(ids) == len(set(ids))
+
+
+def test_what_a_reader_has_folded_stays_folded(browse, fleet):
+    answer = {"MainThread": "  File a, line 1, in wait\n", "dhara-run": "  File b\n  File c\n"}
+    Command.objects.create(
+        worker_id=BUSY, verb=Command.Verb.STACKS, answer=answer, created_at=ago(5), answered_at=ago(4)
+    )
+    with browse() as page:
+        often(page, f"/admin/dhara/worker/{BUSY}/change/")
+        page.locator("#stacks summary").first.click()
+        Worker.objects.filter(pk=BUSY).update(version="0.9.9")
+        page.wait_for_selector("dd >> text=0.9.9")
+        assert page.locator("#stacks details").first.get_attribute("open") is None
 
 
 def test_the_list_of_workers_stands_still_while_some_are_selected(browse, fleet):

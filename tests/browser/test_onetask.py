@@ -8,7 +8,7 @@ from django.contrib.admin.models import LogEntry
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from django_dhara.models import Command, Task, Worker
+from django_dhara.models import Command, Queue, Task, Worker
 from django_dhara.states import State
 from tests.browser.conftest import NARROW, WIDE
 from tests.browser.shop import TRACEBACK
@@ -135,6 +135,38 @@ def test_progress_moves_by_itself_and_stops_at_the_end(browse, running):
         Task.objects.filter(pk=running.pk).update(state=State.COMPLETED, finished_at=Now())
         page.wait_for_selector(".dhara-live >> text=Completed")
         assert page.locator("[data-dhara-refresh]").count() == 0
+
+
+def test_the_page_of_a_retried_task_follows_it_to_its_end(browse, shop, running):
+    """No badge, button or timeline of a state that is over stands beside the new one; what was folded stays so."""
+    buttons = ".dhara-standing form button"
+    with browse() as page:
+        Task.objects.filter(pk=shop.pk).update(error_fingerprint="f00")
+        page.goto(page_of(shop))
+        page.locator(buttons, has_text="Retry").first.click()
+        page.wait_for_selector("h1 >> text=Pending")
+        page.locator(".dhara-attempt > summary").first.click()
+        columns = {"worker_id": WORKER, "lease": 9, "lease_until": ago(-60), "attempted_at": Now()}
+        Task.objects.filter(pk=shop.pk).update(state=State.RUNNING, **columns)
+        page.wait_for_selector("h1 >> text=Running")
+        assert page.locator(buttons).all_inner_texts() == ["Cancel", "Show stack"]
+        ended = {"worker_id": None, "lease_until": None, "finished_at": Now(), "result": {"sent": True}}
+        Task.objects.filter(pk=shop.pk).update(state=State.COMPLETED, **ended)
+        page.wait_for_selector("h1 >> text=Completed")
+        assert page.locator(buttons).all_inner_texts() == ["Delete…"]
+        assert page.locator(".dhara-what").last.inner_text() == "Completed"
+        assert page.locator("h2", has_text="Result").count() == 1
+        assert page.locator(".dhara-attempt").first.get_attribute("open") is None
+        assert page.locator(".dhara-attempt").first.locator("button").get_attribute("hidden") is None
+        assert page.locator("[data-dhara-refresh]").count() == 0
+
+
+def test_the_page_of_a_waiting_task_tells_when_its_queue_is_paused(browse, shop):
+    task = Task.objects.filter(state=State.PENDING, queue="email").first()
+    with browse() as page:
+        page.goto(page_of(task))
+        Queue.objects.create(backend="default", name="email", paused_at=Now())
+        page.wait_for_selector(".dhara-live >> text=has been paused")
 
 
 def test_nothing_is_fetched_while_the_tab_is_hidden(browse, running):
@@ -268,7 +300,7 @@ def test_a_waiting_task_is_put_off_moved_and_canceled_and_then_copied_and_delete
         picture(page, f"task-waits-{shape(size, 'light')}")
         for button, argument, said in (
             ("Snooze…", "2h", "1 put off."),
-            ("Change priority…", "42", "1 has it now."),
+            ("Change priority…", "42", "1 has the new priority."),
             ("Change queue…", "default", "1 moved."),
         ):
             press(page, button)

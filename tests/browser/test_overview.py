@@ -4,7 +4,7 @@ stale."""
 import pytest
 from django.db import connection
 
-from django_dhara.models import Queue
+from django_dhara.models import Minute, Queue
 from tests.browser.conftest import NARROW, WIDE
 from tests.minutes import CHARGE, MAIL, a_crew, a_minute, an_afternoon
 from tests.rows import a_task, ago
@@ -115,6 +115,21 @@ def test_a_refresh_changes_what_differs_and_leaves_the_rest_alone(browse, aftern
         assert page.evaluate("window.scrollY") == scrolled > 0
         assert page.evaluate("document.querySelector('.dhara-values').open")
         assert page.evaluate("window.changes.length") == 0, "what did not change was written again"
+
+
+def test_what_comes_and_goes_above_does_not_move_the_focus_to_another_line(browse, afternoon):
+    function = "document.activeElement.getAttribute('href')"
+    with browse() as page:
+        quickly(page)
+        page.locator(".dhara-attention a", has_text="Failed tasks").first.focus()
+        before = page.evaluate(function)
+        for _ in range(5):
+            a_minute(0, function="aaa", queue="aaa", failed=200)
+        page.wait_for_selector(".dhara-attention >> text=aaa")
+        assert page.evaluate(function) == before
+        Minute.objects.filter(function="aaa").delete()
+        page.wait_for_selector(".dhara-attention >> text=aaa", state="detached")
+        assert page.evaluate(function) == before
 
 
 def test_a_pause_lasts_until_it_is_ended(browse, afternoon):

@@ -12,7 +12,7 @@ from django_dhara.search import parse
 from django_dhara.sql import TooSlow
 from django_dhara.states import State
 from tests.browser.conftest import NARROW, WIDE
-from tests.rows import a_task, an_attempt, fresh
+from tests.rows import a_task, ago, an_attempt, fresh
 
 pytestmark = pytest.mark.browser
 
@@ -91,6 +91,13 @@ def test_a_selection_counts_itself_and_takes_ranges(browse, shop, picture):
         assert page.inner_text(".dhara-counter") == "All that match"
 
 
+def test_in_a_narrow_window_a_queue_has_the_width_that_its_name_needs(browse, shop):
+    a_task("DEAD", queue="payments", enqueued_at=ago(66_000), finished_at=ago(1600))
+    with browse(NARROW) as page:
+        page.goto(f"{LIST}?q=queue:payments")
+        assert page.locator(".field-queue_").first.bounding_box()["height"] < 30
+
+
 def test_the_bar_stays_in_sight_while_the_list_is_long(browse, dead):
     with browse() as page:
         page.goto(LIST)
@@ -106,8 +113,10 @@ def test_the_keyboard_alone_searches_selects_and_puts_off(browse, shop, picture,
         page.keyboard.press("Enter")
         page.wait_for_selector(".dhara-chips >> text=state:pending")
         page.focus("input.dhara-select >> nth=0")
+        assert page.locator(".dhara-keys").is_visible()
         page.keyboard.press("Space")
-        page.focus(".dhara-bar select")
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.name") == "action"
         page.keyboard.type("Snooze")
         page.focus(".dhara-bar button")
         page.keyboard.press("Enter")
@@ -124,7 +133,7 @@ def test_the_keyboard_alone_searches_selects_and_puts_off(browse, shop, picture,
 @pytest.mark.parametrize("verb", ["change_queue", "change_priority", "copy", "delete_finished"])
 def test_each_action_asks_and_is_made(browse, shop, picture, accessible, verb):
     asked = {"change_queue": "state:pending", "change_priority": "state:pending"}.get(verb, "state:dead")
-    said = {"change_queue": "1 moved.", "change_priority": "1 has it now.", "copy": "1 enqueued anew."}
+    said = {"change_queue": "1 moved.", "change_priority": "1 has the new priority.", "copy": "1 enqueued anew."}
     with browse() as page:
         page.goto(f"{LIST}?q={asked}")
         page.check("input.dhara-select >> nth=0")

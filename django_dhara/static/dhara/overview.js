@@ -1,6 +1,5 @@
 /* A page with a part that has data-refresh (seconds) refreshes itself: it fetches its own address and changes only what
-   differs, so that nothing flickers and focus, selection, scrolling, open parts and whatever the pointer rests on stay
-   as they are. While rows of a list are selected nothing moves under them. */
+   differs (morph.js). While rows of a list are selected nothing moves under them. */
 "use strict";
 
 (() => {
@@ -17,50 +16,6 @@
     let isFetching = false;
     let isPaused = sessionStorage.getItem("dhara-paused") === "yes";
     let trouble = "";
-
-    /* What scripts and readers have set is theirs. */
-    const KEPT = new Set(["open"]);
-    const OURS = ".dhara-said, .dhara-pause, .dhara-readout";
-
-    function morph(old, fresh) {
-        if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName || old.id !== fresh.id) {
-            old.replaceWith(fresh.cloneNode(true));
-            return;
-        }
-        if (old.nodeType !== Node.ELEMENT_NODE) {
-            if (old.nodeValue !== fresh.nodeValue) {
-                old.nodeValue = fresh.nodeValue;
-            }
-            return;
-        }
-        if (old.matches(OURS) || old.isEqualNode(fresh)) {
-            return;
-        }
-        morphAttributes(old, fresh);
-        const before = [...old.childNodes];
-        const after = [...fresh.childNodes];
-        after.forEach((child, place) => {
-            if (place < before.length) {
-                morph(before[place], child);
-            } else {
-                old.append(child.cloneNode(true));
-            }
-        });
-        before.slice(after.length).forEach((child) => child.remove());
-    }
-
-    function morphAttributes(old, fresh) {
-        for (const { name } of [...old.attributes]) {
-            if (!fresh.hasAttribute(name) && !KEPT.has(name)) {
-                old.removeAttribute(name);
-            }
-        }
-        for (const { name, value } of fresh.attributes) {
-            if (old.getAttribute(name) !== value) {
-                old.setAttribute(name, value);
-            }
-        }
-    }
 
     function say() {
         const state = trouble || (isPaused ? words.paused : words.live);
@@ -89,7 +44,7 @@
             });
             if (response.ok) {
                 const page = new DOMParser().parseFromString(await response.text(), "text/html");
-                take(page.getElementById(root.id));
+                take(page.querySelector("[data-refresh]"));
             } else {
                 trouble = words.failed.replace("%s", response.status);
             }
@@ -115,7 +70,7 @@
         loadedAt = Date.now();
         fresh.classList.add(...root.classList);
         if (!isSelecting()) {
-            morph(root, fresh);
+            dharaMorph(root, fresh);
         }
     }
 

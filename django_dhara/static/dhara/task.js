@@ -1,4 +1,5 @@
-/* The page of one task: it looks again by itself while the task runs, and copies. Without this all of it can be read. */
+/* The page of one task: it looks again by itself until the task has ended, and copies. Without this all of it can be
+   read. */
 'use strict';
 {
     // Parts with data-dhara-refresh are fetched anew until they come without it. Nothing is asked while the tab is hidden.
@@ -27,32 +28,45 @@
         if (!response.ok) {
             throw new Error(response.statusText);
         }
-        const page = new DOMParser().parseFromString(await response.text(), 'text/html');
-        return page.querySelector('[class^=dhara-]');
+        return new DOMParser().parseFromString(await response.text(), 'text/html');
+    };
+
+    // A task that has gone on to something else has another state, other buttons and another story.
+    const renew = async () => {
+        const page = await fetched(location.href);
+        for (const part of page ? ['.dhara-title', '#content-main'] : []) {
+            dharaMorph(document.querySelector(part), page.querySelector(part));
+        }
+        prepare();
+        return page;
+    };
+
+    const look = async (part) => {
+        const page = await fetched(part.dataset.dharaRefresh);
+        const next = page && page.querySelector('[class^=dhara-]');
+        if (next && next.dataset.dharaMark !== part.dataset.dharaMark) {
+            return renew();
+        }
+        if (next) {
+            dharaMorph(part, next);
+            prepare();
+        }
+        return next;
     };
 
     const follow = async (part) => {
         let seconds = Number(part.dataset.dharaSeconds);
-        while (part.dataset.dharaRefresh) {
+        while (part.isConnected && part.dataset.dharaRefresh) {
             await pause(seconds);
             await seen();
-            let next;
             try {
-                next = await fetched(part.dataset.dharaRefresh);
+                if (await look(part) === null) {
+                    return;
+                }
+                seconds = Number(part.dataset.dharaSeconds || seconds);
             } catch {
                 seconds = FAILED_SECONDS;
-                continue;
             }
-            if (next === null) {
-                return;
-            }
-            seconds = Number(next.dataset.dharaSeconds || seconds);
-            if (part.contains(document.activeElement) && next.dataset.dharaRefresh) {
-                continue; // somebody is on a link in it
-            }
-            part.replaceWith(next);
-            part = next;
-            prepare(part);
         }
     };
 
@@ -101,15 +115,19 @@
         }
     };
 
-    const prepare = (root) => {
-        root.querySelectorAll('[data-dhara-copy]').forEach((button) => {
-            button.hidden = false;
-            button.addEventListener('click', () => copy(button));
-        });
+    // Buttons that are of no use without a script are hidden until there is one.
+    const prepare = () => {
+        document.querySelectorAll('[data-dhara-copy]').forEach((button) => { button.hidden = false; });
     };
 
     document.addEventListener('DOMContentLoaded', () => {
-        prepare(document);
+        prepare();
+        document.addEventListener('click', (event) => {
+            const button = event.target.closest('[data-dhara-copy]');
+            if (button) {
+                copy(button);
+            }
+        });
         document.querySelectorAll('[data-dhara-refresh]').forEach(follow);
     });
 }

@@ -36,6 +36,13 @@ document.addEventListener("DOMContentLoaded", () => {
         last = place;
         show();
     }));
+    // The actions stand behind a hundred rows: from any of them it is one key, which would send the form without an action.
+    form.addEventListener("keydown", (event) => {
+        if (event.key === "Enter" && event.target.type === "checkbox") {
+            event.preventDefault();
+            form.elements.action.focus();
+        }
+    });
     // A browser that goes back puts the boxes as they were, after this script has run.
     window.addEventListener("pageshow", show);
     show();
