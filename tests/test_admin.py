@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from html import unescape
+from urllib.parse import parse_qs, urlsplit
 from uuid import UUID, uuid4
 
 import pytest
@@ -64,6 +65,11 @@ def act(client, verb, tasks, *, address=LIST, **more):
     """Post the action of the list, confirmed, and follow to its answer."""
     data = {"action": verb, "_selected_action": [str(task.pk) for task in tasks], "confirmed": "yes", **more}
     return client.post(address, data, follow=True)
+
+
+def is_not_pressed(client, address, page):
+    """A GET of a button's address changes nothing and leads to its page; other methods are refused."""
+    return (client.get(address).get("Location"), client.put(address).status_code) == (page, 405)
 
 
 def messages(response):
@@ -321,9 +327,21 @@ def test_who_is_not_of_the_staff_is_sent_to_the_login(db):
     assert Client().post(button("cancel", a_task())).url.startswith("/admin/login/")
 
 
+def test_whoever_had_to_log_in_for_a_button_is_led_back_to_it(client):
+    task, user = a_task(), client.user
+    client.logout()
+    login = client.post(button("cancel", task))
+    client.force_login(user)
+    page = client.get(parse_qs(urlsplit(login.url).query)["next"][0], follow=True)
+    assert messages(page) == ["Nothing was changed. If you had to log in, press the button once more."]
+    assert button("cancel", task) in page.content.decode()
+    task.refresh_from_db()
+    assert task.state == State.PENDING
+
+
 def test_a_button_takes_a_post_with_a_csrf_token(client):
     task = a_task()
-    assert client.get(button("cancel", task)).status_code == 405
+    assert is_not_pressed(client, button("cancel", task), reverse("admin:dhara_task_change", args=[task.pk]))
     strict = Client(enforce_csrf_checks=True)
     strict.force_login(client.user)
     assert strict.post(button("cancel", task)).status_code == 403

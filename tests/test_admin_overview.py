@@ -182,6 +182,8 @@ def test_each_database_has_its_overview(second_database):
     body = there.content.decode()
     assert 'href="?range=1h&amp;database=queue"' in body
     assert "state=RUNNING&amp;database=queue" in body
+    lists = re.findall(r'href="([^"]+)"', body.partition('class="dhara-lists"')[2].partition("</nav>")[0])
+    assert lists == [f"{OVERVIEW}{name}/?database=queue" for name in ("task", "task/dead", "worker", "bulkchange")]
 
 
 # A project's own admin site, and one that does not show queues.

@@ -173,7 +173,7 @@ def test_old_minutes_become_quarters_and_hours_and_no_count_changes(execute):
 def test_quarters_are_pruned_after_35_days_and_not_before(execute):
     key = {"backend": "default", "queue": "mail", "function": "shop.send"}
     for days in (34, 36):
-        Quarter.objects.create(start=server_minute().replace(minute=0) - timedelta(days=days), **key)
+        Quarter.objects.create(start=server_minute().replace(hour=0, minute=0) - timedelta(days=days), **key)
     assert stats.roll_up(execute) == 1
     assert Quarter.objects.count() == 1
 

@@ -14,7 +14,7 @@ from django.conf import settings
 from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import BadRequest, PermissionDenied
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils.http import url_has_allowed_host_and_scheme
@@ -124,7 +124,7 @@ class TaskActionsAdmin(ReadOnlyAdmin):
     def button_view(self, request: HttpRequest, task_id: UUID, verb: str) -> HttpResponse:
         """A button of the page: POST only. A verb with an argument asks for it first."""
         if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
+            return self.not_pressed(request, self.page_of(task_id))
         asked = VERBS[verb]
         if not self.may(request, asked):
             raise PermissionDenied
@@ -132,7 +132,7 @@ class TaskActionsAdmin(ReadOnlyAdmin):
         if task is None:
             return self.gone(request, no_task(task_id))
         wish, errors = _wish(request, asked, confirmed=not asked.argument and asked is not wishes.DELETE)
-        page = self._page_of(task.pk)
+        page = self.page_of(task.pk)
         if wish is None:
             context = {
                 "title": wishes.question(asked, 1),
@@ -148,10 +148,7 @@ class TaskActionsAdmin(ReadOnlyAdmin):
         """The page to go to: that of the copy, or the list where the task is gone."""
         if wish.verb is wishes.DELETE and done.complete:
             return reverse("admin:dhara_task_changelist", current_app=self.admin_site.name)
-        return self._page_of(done.copies.get(id_, id_))
-
-    def _page_of(self, id_: UUID) -> str:
-        return reverse("admin:dhara_task_change", args=[id_], current_app=self.admin_site.name)
+        return self.page_of(done.copies.get(id_, id_))
 
     def _confirmation(
         self, request: HttpRequest, verb: Verb, context: Mapping[str, Any], errors: Sequence[str]

@@ -71,7 +71,7 @@ def _queue_row(queue: str, tally: Tally, waiting: Sequence[Waiting], overview: O
     if any(each.paused_at for each in waiting):
         shown = format_html("{} {}", shown, tag("pending", "❚❚", _("Paused")))
     count = capped(ready, DEPTH_LIMIT if any(each.is_capped for each in waiting) else ready + 1)
-    shown_count = format_html('<a href="{}">{}</a>', links.ready(queue=queue), count) if ready else count
+    shown_count = linked(links.ready(queue=queue), count) if ready else count
     return [
         Cell(shown, "dhara-first"),
         Cell(shown_count, "dhara-figure"),

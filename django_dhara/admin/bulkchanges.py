@@ -14,7 +14,7 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import QuerySet
 from django.db.models.functions import Now
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
@@ -273,7 +273,7 @@ class BulkChangeAdmin(ReadOnlyAdmin):
     def _posted(self, request: HttpRequest, change_id: UUID) -> Any:
         """The bulk change that a form is about, or the answer to who may not post it."""
         if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
+            return self.not_pressed(request, self._address("change", change_id))
         change = self.get_object(request, str(change_id)) if self.has_view_permission(request) else None
         verb = _BY_CHANGE.get(change.verb) if change else None
         if verb is None or not may(request, verb):

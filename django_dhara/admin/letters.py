@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django.contrib import messages
 from django.core.exceptions import BadRequest, PermissionDenied
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils.translation import gettext as _
@@ -164,8 +164,9 @@ class DeadLettersAdmin(ReadOnlyAdmin):
 
     def dead_discard_view(self, request: HttpRequest) -> HttpResponse:
         """Delete a whole group, for a reason; a bulk change does it, and its entries in the log have the reason."""
+        group = {**_parameters(request.GET), **_database(request)}
         if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
+            return self.not_pressed(request, self._address("dead_group", group))
         if not (self.has_view_permission(request) and _may(request, DELETE)):
             raise PermissionDenied
         asked, reason = meant(_key(request.GET)), _text(request.POST, "reason").strip()[:REASON]
@@ -173,8 +174,7 @@ class DeadLettersAdmin(ReadOnlyAdmin):
             raise BadRequest("No search means this group, or this site has no bulk changes.")
         if not reason:
             self.message_user(request, _("Say why: nothing was discarded."), messages.WARNING)
-            parameters = {**_parameters(request.GET), **_database(request)}
-            return HttpResponseRedirect(self._address("dead_group", parameters))
+            return HttpResponseRedirect(self._address("dead_group", group))
         wish = Wish(DELETE, request.user.pk, reason=reason)
         change = bulkchanges.begin(request, databases.chosen(request), wish, asked)
         address = reverse("admin:dhara_bulkchange_change", args=[change.pk], current_app=self.admin_site.name)

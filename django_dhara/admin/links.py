@@ -23,7 +23,7 @@ def to(site: str | None, view: str, *arguments: Any) -> str:
         return ""
 
 
-def linked(address: str, shown: SafeString) -> SafeString:
+def linked(address: str, shown: SafeString | str) -> SafeString | str:
     """What is shown, as a link if there is an address."""
     return format_html('<a href="{}">{}</a>', address, shown) if address else shown
 

@@ -7,9 +7,9 @@ from uuid import UUID
 
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django.urls import path
 from django.utils.translation import gettext as _
 
 from django_dhara.admin import live, page, scene
@@ -85,14 +85,14 @@ class TaskPageAdmin(ReadOnlyAdmin):
     def stack_view(self, request: HttpRequest, task_id: UUID) -> HttpResponse:
         """Ask the worker of a running task what it does; the page shows the answer."""
         if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
+            return self.not_pressed(request, self.page_of(task_id))
         if not self.may_see_stacks(request):
             raise PermissionDenied
         task = self.get_object(request, str(task_id))
         if task is None:
             return self.gone(request, no_task(task_id))
         command = live.ask(task.database, task)
-        address = reverse("admin:dhara_task_change", args=[task.pk], current_app=self.admin_site.name)
+        address = self.page_of(task.pk)
         if command is None:
             self.message_user(request, _("It does not run any more."))
             return HttpResponseRedirect(address)

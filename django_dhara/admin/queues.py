@@ -13,7 +13,7 @@ from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.forms.widgets import Script
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path
 from django.utils.functional import cached_property
@@ -120,7 +120,7 @@ class QueueAdmin(ReadOnlyAdmin):
     def button_view(self, request: HttpRequest, object_id: str, *, paused: bool) -> HttpResponse:
         """Pause or resume: POST only, checked against CSRF by `admin_view`."""
         if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
+            return self.not_pressed(request, self._reverse("change", object_id))
         if not self.may_pause(request):
             raise PermissionDenied
         read, row = self._find(request, unquote(object_id))

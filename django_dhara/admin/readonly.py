@@ -10,7 +10,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import BadRequest, ValidationError
 from django.db.models import Model, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
@@ -82,12 +82,29 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         links = [(capfirst(str(self.opts.verbose_name_plural)), whole), *more]
         return {"is_list": django.VERSION >= (6, 1), "links": links}
 
+    def page_of(self, key: Any) -> str:
+        """The address of the page of one row."""
+        return reverse(f"admin:dhara_{self.opts.model_name}_change", args=[key], current_app=self.admin_site.name)
+
     def gone(self, request: HttpRequest, told: str) -> HttpResponse:
         """Back to the list: the row was there a moment ago, when its page or its link was shown."""
         self.message_user(request, told, messages.WARNING)
         return HttpResponseRedirect(
             reverse(f"admin:dhara_{self.opts.model_name}_changelist", current_app=self.admin_site.name)
         )
+
+    def not_pressed(self, request: HttpRequest, page: str) -> HttpResponse:
+        """The answer where the address of a button is not posted to.
+
+        Args:
+            page: where the button stands. Whoever had to log in when it was pressed comes from the login with a GET.
+        """
+        if request.method != "GET":
+            return HttpResponseNotAllowed(["POST"])
+        self.message_user(
+            request, _("Nothing was changed. If you had to log in, press the button once more."), messages.WARNING
+        )
+        return HttpResponseRedirect(page)
 
     def shown(self, row: Model) -> Model:
         """The row as Django's own templates may show it."""

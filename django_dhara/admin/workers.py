@@ -14,7 +14,7 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 from django.forms.widgets import Script
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path
 from django.utils import timezone
@@ -244,7 +244,7 @@ class WorkerAdmin(ReadOnlyAdmin):
     def button_view(self, request: HttpRequest, worker_id: UUID, verb: Command.Verb) -> HttpResponse:
         """A button of the page: POST only, checked against CSRF by `admin_view`. A drain asks first."""
         if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
+            return self.not_pressed(request, self._reverse("change", worker_id))
         if not self.may(request, verb):
             raise PermissionDenied
         worker = self.get_object(request, str(worker_id))

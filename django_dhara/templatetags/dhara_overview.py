@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlencode
 
 from django import template
 
@@ -18,6 +19,15 @@ def in_order(models: Any) -> list[Any]:
     """The lists of the app, in one order in all languages."""
     known = {name: place for place, name in enumerate(_ORDER)}
     return sorted(models, key=lambda model: known.get(model["object_name"], len(known)))
+
+
+@register.simple_tag(takes_context=True)
+def in_its_database(context: Any) -> str:
+    """The end of an address that stays in the database that the page is about; nothing where there is only one."""
+    from django_dhara.admin import databases
+
+    named = databases.named(databases.chosen(context["request"]))
+    return f"?{urlencode(named)}" if named else ""
 
 
 @register.inclusion_tag("admin/dhara/overview.html", takes_context=True)
