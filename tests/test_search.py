@@ -346,6 +346,8 @@ def test_all_pages_together_are_what_one_look_at_every_row_finds(everything_of_t
     expected = set(everything_of_the_shop.filter(matching).values_list("id", flat=True))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finding, "WINDOWS", (window,))
+        for module in (finding, sources):
+            patch.setattr(module, "PATIENCE", 60.0)  # a busy machine stands still for a second
         for gather in (3, 1000):
             patch.setattr(sources, "GATHER", gather)
             patch.setattr(finding, "GATHER", gather)
