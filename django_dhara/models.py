@@ -352,7 +352,7 @@ class Minute(Aggregate):
 
 
 class Quarter(Aggregate):
-    """A quarter of an hour of all workers, made of minutes that are no longer told apart."""
+    """A quarter of an hour of all workers, made of minutes that are no longer told apart; after a day, two hours."""
 
     start = models.DateTimeField()
 

@@ -16,7 +16,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django.urls import path
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
@@ -103,8 +103,7 @@ class TaskActionsAdmin(ReadOnlyAdmin):
             return self._confirmation(request, verb, context, errors)
         change = bulkchanges.begin(request, alias, wish, asked)
         self._warn(request, wish, alias)
-        address = reverse("admin:dhara_bulkchange_change", args=[change.pk], current_app=self.admin_site.name)
-        return HttpResponseRedirect(address)
+        return HttpResponseRedirect(bulkchanges.page_on(self.admin_site.name, change))
 
     def _perform(self, request: HttpRequest, wish: Wish, alias: str, ids: Sequence[UUID], missing: int = 0) -> Outcome:
         done = wishes.perform(wish, alias, ids, missing=missing)
@@ -147,7 +146,7 @@ class TaskActionsAdmin(ReadOnlyAdmin):
     def _after(self, wish: Wish, id_: UUID, done: Outcome) -> str:
         """The page to go to: that of the copy, or the list where the task is gone."""
         if wish.verb is wishes.DELETE and done.complete:
-            return reverse("admin:dhara_task_changelist", current_app=self.admin_site.name)
+            return self.list_address
         return self.page_of(done.copies.get(id_, id_))
 
     def _confirmation(

@@ -52,6 +52,11 @@ def are_on(site: str) -> bool:
     return bool(links.to(site, "bulkchange_changelist"))
 
 
+def page_on(site: str, change: BulkChange) -> str:
+    """The address of the page of a bulk change, which makes it go on."""
+    return links.to(site, "bulkchange_change", change.pk)
+
+
 def told(found: search.Found) -> str:
     """A number of tasks in words: "12", "about 5,012,345", "more than 10,000", "at least 7"."""
     if not found.more:
@@ -142,8 +147,7 @@ class BulkChangeAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("action"))
     def verb_(self, change: Any) -> SafeString:
-        address = reverse("admin:dhara_bulkchange_change", args=[change.pk], current_app=self.admin_site.name)
-        return format_html('<a href="{}">{}</a>', address, label(change))
+        return format_html('<a href="{}">{}</a>', self.page_of(change.pk), label(change))
 
     @admin.display(description=gettext_lazy("search"))
     def search_(self, change: Any) -> SafeString:
@@ -258,7 +262,7 @@ class BulkChangeAdmin(ReadOnlyAdmin):
         if _is_script(request):
             return JsonResponse({"told": told}, status=HTTPStatus.CONFLICT)
         self.message_user(request, told, messages.ERROR)
-        return HttpResponseRedirect(self._address("change", change.pk))
+        return HttpResponseRedirect(self.page_of(change.pk))
 
     def stop_view(self, request: HttpRequest, change_id: UUID) -> HttpResponse:
         """Let it not go on."""
@@ -273,7 +277,7 @@ class BulkChangeAdmin(ReadOnlyAdmin):
     def _posted(self, request: HttpRequest, change_id: UUID) -> Any:
         """The bulk change that a form is about, or the answer to who may not post it."""
         if request.method != "POST":
-            return self.not_pressed(request, self._address("change", change_id))
+            return self.not_pressed(request, self.page_of(change_id))
         change = self.get_object(request, str(change_id)) if self.has_view_permission(request) else None
         verb = _BY_CHANGE.get(change.verb) if change else None
         if verb is None or not may(request, verb):
@@ -283,7 +287,7 @@ class BulkChangeAdmin(ReadOnlyAdmin):
     def _answer(self, request: HttpRequest, id_: UUID) -> HttpResponse:
         """The page again, or for the script that makes it go on only what has changed."""
         if not _is_script(request):
-            return HttpResponseRedirect(self._address("change", id_))
+            return HttpResponseRedirect(self.page_of(id_))
         change = self.get_object(request, str(id_))
         context = self._progress(request, change)
         html = render_to_string("admin/dhara/bulkchange/progress.html", context, request)

@@ -48,6 +48,8 @@ class Chart:
     #: The first step, the one in the middle, and the last.
     times: tuple[str, str, str]
     legend: Sequence[tuple[str, str]] = ()
+    #: Of a chart of times: each line, with its seconds at each step.
+    lines: Sequence[Sequence[float | None]] = ()
 
     @property
     def height(self) -> int:

@@ -90,6 +90,7 @@ def _times_chart(key: str, title: str, note: str, past: History, time: Any) -> C
         columns=charts.columns(_told_times(_when(point, past), times) for point, *times in told),
         ends=charts.apart(Mark(scale.place(v), f"{kind} {short_time(v)}", kind) for kind, v in last.items() if v),
         times=_times(past),
+        lines=list(lines.values()),
     )
 
 
@@ -101,8 +102,7 @@ def _told_times(when: str, times: Sequence[float | None]) -> str:
 
 
 def _clock(when: datetime, past: History) -> str:
-    local = timezone.localtime(when) if timezone.is_aware(when) else when
-    return date_format(local, "D H:i" if past.range.seconds > 86_400 else "H:i")
+    return date_format(timezone.localtime(when), "D H:i" if past.range.seconds > 86_400 else "H:i")
 
 
 def _when(point: Point, past: History) -> str:
@@ -115,8 +115,11 @@ def _times(past: History) -> tuple[str, str, str]:
     return _clock(first.start, past), _clock(middle.start, past), _("now")
 
 
-def values(point: Point, past: History) -> list[str]:
-    """A row of the table that says what the charts show."""
-    tally = point.tally
-    times = [time(share) for time in (tally.latency, tally.run_time) for _kind, share in PERCENTILES]
-    return [_when(point, past), grouped(tally.completed), grouped(tally.failed), *map(short_time, times)]
+def table(past: History, drawn: Sequence[Chart]) -> list[list[str]]:
+    """What the charts of a range show, as rows of text, the newest step first."""
+    lines = [line for chart in drawn for line in chart.lines]
+    steps = reversed([*zip(past.points, *lines, strict=True)])
+    return [
+        [_when(point, past), grouped(point.tally.completed), grouped(point.tally.failed), *map(short_time, times)]
+        for point, *times in steps
+    ]

@@ -177,8 +177,7 @@ class DeadLettersAdmin(ReadOnlyAdmin):
             return HttpResponseRedirect(self._address("dead_group", group))
         wish = Wish(DELETE, request.user.pk, reason=reason)
         change = bulkchanges.begin(request, databases.chosen(request), wish, asked)
-        address = reverse("admin:dhara_bulkchange_change", args=[change.pk], current_app=self.admin_site.name)
-        return HttpResponseRedirect(address)
+        return HttpResponseRedirect(bulkchanges.page_on(self.admin_site.name, change))
 
     def _task(self, task: Any) -> dict[str, Any]:
         return {

@@ -66,6 +66,7 @@ def _range(request: HttpRequest) -> stats.Range:
 
 def _shown(overview: Overview, links: Links, *, may_see_workers: bool) -> dict[str, Any]:
     past = overview.past
+    drawn = graphs.of(past) if past else []
     return {
         "now": overview.now,
         "exactly": exact(overview.now),
@@ -73,9 +74,9 @@ def _shown(overview: Overview, links: Links, *, may_see_workers: bool) -> dict[s
         "items": [*_told(overview, links)],
         "is_slow": bool(overview.slow),
         "cards": [*_cards(overview, links, may_see_workers=may_see_workers)],
-        "charts": graphs.of(past) if past else [],
+        "charts": drawn,
         "hatch": charts.HATCH,
-        "values": [graphs.values(point, past) for point in reversed(past.points)] if past else [],
+        "values": graphs.table(past, drawn) if past else [],
         "tables": [*breakdown.tables(overview, links, may_see_workers=may_see_workers)],
     }
 

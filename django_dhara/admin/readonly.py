@@ -77,10 +77,13 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             more: labels and addresses.
             query: of the list's address.
         """
-        address = reverse(f"admin:dhara_{self.opts.model_name}_changelist", current_app=self.admin_site.name)
-        whole = f"{address}?{urlencode(query)}" if query else address
+        whole = f"{self.list_address}?{urlencode(query)}" if query else self.list_address
         links = [(capfirst(str(self.opts.verbose_name_plural)), whole), *more]
         return {"is_list": django.VERSION >= (6, 1), "links": links}
+
+    @property
+    def list_address(self) -> str:
+        return reverse(f"admin:dhara_{self.opts.model_name}_changelist", current_app=self.admin_site.name)
 
     def page_of(self, key: Any) -> str:
         """The address of the page of one row."""
@@ -89,9 +92,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def gone(self, request: HttpRequest, told: str) -> HttpResponse:
         """Back to the list: the row was there a moment ago, when its page or its link was shown."""
         self.message_user(request, told, messages.WARNING)
-        return HttpResponseRedirect(
-            reverse(f"admin:dhara_{self.opts.model_name}_changelist", current_app=self.admin_site.name)
-        )
+        return HttpResponseRedirect(self.list_address)
 
     def not_pressed(self, request: HttpRequest, page: str) -> HttpResponse:
         """The answer where the address of a button is not posted to.

@@ -161,7 +161,7 @@ class TokenAdmin(ReadOnlyAdmin):
             "opts": self.opts,
             "media": self.media + (more["form"].media if "form" in more else forms.Media()),
             "trail": self.trail(),
-            "back": reverse("admin:dhara_token_changelist", current_app=self.admin_site.name),
+            "back": self.list_address,
             "jsi18n": reverse("admin:jsi18n", current_app=self.admin_site.name),
             **more,
         }
